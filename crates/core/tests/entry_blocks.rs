@@ -325,9 +325,12 @@ fn a_replacement_removes_the_blocks_that_were_not_set_again() {
     assert_eq!(blocks.get(&kept), Some(forever()));
 }
 
+/// The rule and the entries of a block.
+type Target = (Option<String>, Vec<(String, String)>);
+
 /// The naive twin: a list of all blocks, each of which is compared with the request.
 #[derive(Default)]
-struct Twin(BTreeMap<(Option<String>, Vec<(String, String)>), Option<Timestamp>>);
+struct Twin(BTreeMap<Target, Option<Timestamp>>);
 
 impl Twin {
     /// Returns the end of the longest block on a request to which the rules `applied` apply.

@@ -310,44 +310,46 @@ impl ServerLimiter {
         changed.await.unwrap_or_else(shutdown)
     }
 
-    /// Returns the overrides of all active rules as documents, for another process.
+    /// Returns the overrides of all active rules, and the blocks by entries, as documents for
+    /// another process.
     pub(crate) fn override_documents(&self) -> Vec<Vec<u8>> {
         let rules = self.rules();
         let mut documents = Vec::new();
-        for (name, overrides) in self.overrides.by_name() {
+        for (name, overrides) in self.overrides().by_name() {
             // The keys of an override can be decoded only with its rule.
-            let Some(rule) = rules.rule(&name) else {
+            let Some(rule) = self.overridable_rule(&rules, &name) else {
                 continue;
             };
-            for (target, found) in overrides.page(rule, None, usize::MAX, |_, _| true) {
+            for (target, found) in overrides.page(&rule, None, usize::MAX, |_, _| true) {
                 documents.push(OverrideDocument::new(&name, &target, &found).encode());
             }
+        }
+        for (target, block) in self.entry_blocks().page(None, usize::MAX, |_, _| true) {
+            documents.push(BlockDocument::new(&target, &block).encode());
         }
         documents
     }
 
-    /// Begins to replace all overrides with those of another process.
+    /// Begins to replace all overrides and blocks with those of another process.
     pub(crate) fn begin_override_restore(&self) {
-        self.overrides.begin_replacement();
+        self.live.begin_replacement();
     }
 
-    /// Restores an override of another process from its document. Does not change the override
-    /// file.
+    /// Restores an override or a block of another process from its document. Does not change the
+    /// override file.
     pub(crate) fn restore_override(&self, document: &[u8]) -> Result<(), String> {
-        let document = OverrideDocument::decode(document)?;
-        let applied = document.apply(&self.overrides, self.now());
-        applied.map(drop).map_err(|error| error.to_string())
+        StoredDocument::decode(document)?.apply(&self.live, self.now())
     }
 
-    /// Ends the replacement of all overrides, and removes those that were not restored. Reads the
-    /// override file again, because the other process may have changed it since the start of this
-    /// process.
+    /// Ends the replacement of all overrides and blocks, and removes those that were not restored.
+    /// Reads the override file again, because the other process may have changed it since the start
+    /// of this process.
     pub(crate) fn end_override_restore(&self) -> io::Result<()> {
         if let Some(file) = &self.override_keeper.file {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            *file = OverrideFile::restore(file.path(), &self.overrides, self.now())?;
+            *file = OverrideFile::restore(file.path(), &self.live, self.now())?;
         }
-        self.overrides.end_replacement();
+        self.live.end_replacement();
         Ok(())
     }
 
