@@ -9,7 +9,7 @@ use tidegate_envoy::{Code, Descriptor, RateLimitRequest};
 use crate::{
     format::ConfigFile,
     store::at,
-    subject::{StoreKind, Started},
+    subject::{Started, StoreKind},
     support::RedisServer,
 };
 
