@@ -63,8 +63,8 @@ impl<T, F> MaybeReady<T, F> {
         }
     }
 
-    /// Moves the future of a pending operation to the heap. An async function that awaits the result
-    /// then does not contain this future, so its own future is small and cheap to move.
+    /// Moves the future of a pending operation to the heap. An async function that awaits the
+    /// result then does not contain this future, so its own future is small and cheap to move.
     #[inline]
     pub fn boxed(self) -> MaybeReady<T, Pin<Box<F>>> {
         self.map_pending(Box::pin)

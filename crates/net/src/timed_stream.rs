@@ -177,7 +177,8 @@ impl<S> TimedStream<S> {
         }
     }
 
-    /// Returns the wrapped stream, and the bytes of [`Self::resumed`] that have not been read again.
+    /// Returns the wrapped stream, and the bytes of [`Self::resumed`] that have not been read
+    /// again.
     pub fn into_parts(self) -> (S, Vec<u8>) {
         (self.stream, self.unread)
     }

@@ -41,8 +41,8 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// The decision on a call that no store can decide: it has two charges on the same key, or a key
-    /// or cost that exceeds a maximum.
+    /// The decision on a call that no store can decide: it has two charges on the same key, or a
+    /// key or cost that exceeds a maximum.
     pub const UNDECIDABLE: Self = Self::Full {
         retry_after: RetryAfter::Never,
     };

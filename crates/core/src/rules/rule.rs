@@ -105,9 +105,9 @@ impl Rule {
     }
 
     /// Creates a rule for `limits` that another component enforces, such as the limits of a
-    /// descriptor of Envoy's rate limit service. The rule gives the limits a name and a key, so that
-    /// [overrides](super::Overrides) can be set for them. `key` are the names of the key entries.
-    /// The names are not checked, because such a rule is not a part of a rule set.
+    /// descriptor of Envoy's rate limit service. The rule gives the limits a name and a key, so
+    /// that [overrides](super::Overrides) can be set for them. `key` are the names of the key
+    /// entries. The names are not checked, because such a rule is not a part of a rule set.
     #[must_use]
     pub fn of_limits(name: &str, key: &[&str], limits: Arc<Limits>) -> Self {
         Self {

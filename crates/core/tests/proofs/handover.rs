@@ -24,8 +24,8 @@ fn limits() -> Limits {
 }
 
 /// Threads charge two keys in one request while the state moves from one store to another, part by
-/// part. Each thread uses the new store as soon as the old one decides nothing. All charges together
-/// are exactly the limit.
+/// part. Each thread uses the new store as soon as the old one decides nothing. All charges
+/// together are exactly the limit.
 #[test]
 fn no_charge_is_lost_or_made_twice_while_the_state_moves() {
     let (limits, now) = (limits(), Timestamp::from_micros(1_000_000));

@@ -4,7 +4,8 @@
 //! ever wait for it. The thread sends events in batches, and retries a failed batch. Events that do
 //! not fit into the queue, and the events of an undeliverable batch, are counted as lost.
 //!
-//! [Standard Webhooks]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+//! [Standard Webhooks]:
+//! https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 
 use std::{
     hash::{BuildHasher as _, RandomState},

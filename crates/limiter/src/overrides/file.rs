@@ -1,6 +1,6 @@
 //! The override file: one JSON document per line, in the order of the changes. It contains the
-//! overrides and the blocks by entries. A change is written to disk before it takes effect. The file
-//! is compacted when many of its lines are obsolete, because later lines replace them.
+//! overrides and the blocks by entries. A change is written to disk before it takes effect. The
+//! file is compacted when many of its lines are obsolete, because later lines replace them.
 
 use std::{
     collections::HashMap,
@@ -133,8 +133,8 @@ fn read(file: File, path: &Path, tables: &LiveTables, now: Timestamp) -> io::Res
     Ok(number)
 }
 
-/// Rewrites the file at `path` with only the last line of each override and block. Returns the new file and
-/// its number of lines. Lines that cannot be parsed are dropped.
+/// Rewrites the file at `path` with only the last line of each override and block. Returns the new
+/// file and its number of lines. Lines that cannot be parsed are dropped.
 fn compact(path: &Path) -> io::Result<(File, usize)> {
     let lines = || io::Result::Ok(BufReader::new(File::open(path)?).split(b'\n'));
     let mut last: HashMap<Vec<u8>, usize> = HashMap::new();

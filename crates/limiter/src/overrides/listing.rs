@@ -47,8 +47,8 @@ pub struct ListedOverride<'r> {
 }
 
 impl ServerLimiter {
-    /// Returns a page of the active overrides of `rules`. Returns `None` if [`OverrideFilter::after`]
-    /// is not a position.
+    /// Returns a page of the active overrides of `rules`. Returns `None` if
+    /// [`OverrideFilter::after`] is not a position.
     #[must_use]
     pub fn list_overrides<'r>(
         &self,

@@ -144,7 +144,8 @@ impl ServerLimiter {
         Ok(self.live.len())
     }
 
-    /// Returns whether an override or a block by entries that is set now would survive a restart of this server.
+    /// Returns whether an override or a block by entries that is set now would survive a restart of
+    /// this server.
     #[must_use]
     pub fn are_overrides_persistent(&self) -> bool {
         self.redis_store().is_some() || self.override_keeper.file.is_some()
@@ -361,8 +362,8 @@ impl ServerLimiter {
 
     /// Reads all overrides from Redis. A server calls this method before it accepts requests, so
     /// that no request is decided with the limits of a rule while its key has an override. Tries
-    /// again for up to `patience` while Redis does not reply, and then logs the error. With a memory
-    /// store, this method does nothing.
+    /// again for up to `patience` while Redis does not reply, and then logs the error. With a
+    /// memory store, this method does nothing.
     pub async fn read_overrides_at_start(&self, patience: Duration) {
         let Some(redis) = self.redis_store() else {
             return;

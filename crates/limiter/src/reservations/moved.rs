@@ -1,8 +1,8 @@
-//! Reservations that move to another process during an upgrade. Only those of the memory store move,
-//! because the tokens of reservations in Redis contain their charges.
+//! Reservations that move to another process during an upgrade. Only those of the memory store
+//! move, because the tokens of reservations in Redis contain their charges.
 //!
-//! A reservation moves in the format of the contents of a token, preceded by the instant at which it
-//! was made (8 bytes). The receipts are those of [`MemoryStore::move_receipt`].
+//! A reservation moves in the format of the contents of a token, preceded by the instant at which
+//! it was made (8 bytes). The receipts are those of [`MemoryStore::move_receipt`].
 //!
 //! [`MemoryStore::move_receipt`]: tidegate_core::MemoryStore::move_receipt
 

@@ -375,8 +375,8 @@ impl ServerHandle {
         upgrade.send_state(&self.limiter);
     }
 
-    /// Waits while `must_wait` returns true for the open connections and the time since the call, at
-    /// most for [`HANDOVER_PATIENCE`]. Returns the last result.
+    /// Waits while `must_wait` returns true for the open connections and the time since the call,
+    /// at most for [`HANDOVER_PATIENCE`]. Returns the last result.
     async fn wait_while(&self, must_wait: impl Fn(&OpenConnections, Duration) -> bool) -> bool {
         let begun = Instant::now();
         loop {

@@ -300,9 +300,9 @@ impl RuleOverrides {
         page.first.into_iter().collect()
     }
 
-    /// Returns the number of overrides that do not apply to any key of `rule`: those whose target is
-    /// neither a key nor a pattern of `rule`, and those whose limits are invalid for `rule`. Visits
-    /// all overrides.
+    /// Returns the number of overrides that do not apply to any key of `rule`: those whose target
+    /// is neither a key nor a pattern of `rule`, and those whose limits are invalid for `rule`.
+    /// Visits all overrides.
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {
         let is_inactive = |stored: &StoredOverride| {
