@@ -40,7 +40,7 @@ if kernel == LOG or kernel == LEASE then
     limit, span, at = struct_unpack(LOG_WINDOW, program, at)
     local window = window_states[w]
     local head, before = window.first, window.before
-    if head < count and begins + span <= now then
+    if head < count and window.begins + span <= now then
       local low, step = head, 1
       while low + step < count and entry(low + step) + span <= now do
         low, step = low + step, step * 2
