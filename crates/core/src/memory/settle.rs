@@ -209,9 +209,10 @@ impl Shard {
         } else {
             limits.release_slots(&mut key_state, charged);
         }
-        // After the refund, the key may no longer be hot.
-        let is_hot =
-            is_hot && (fingerprint != charged.fingerprint || limits.is_hot(&key_state, now));
+        // After the refund, the key may no longer be hot. A state that was restored from a snapshot
+        // has no status before the first decision.
+        let has_status = fingerprint == charged.fingerprint && limits.is_compatible(&key_state);
+        let is_hot = is_hot && (!has_status || limits.is_hot(&key_state, now));
         entry.put(key_state, fingerprint, is_hot);
         self.cold.heap_bytes += entry.heap_bytes();
     }

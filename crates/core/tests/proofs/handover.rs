@@ -88,7 +88,8 @@ fn no_charge_is_lost_or_made_twice_while_the_state_moves() {
         let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
         let mut outcomes = Vec::new();
         new.check(&[charge], now, Effect::Peek, &mut outcomes);
-        LIMIT - outcomes[0].remaining
+        // The remaining units are those after the cost of the peek.
+        LIMIT - outcomes[0].remaining - u64::from(outcomes[0].allowed)
     };
     let total: u64 = keys.iter().map(used).sum();
     assert_eq!(total, 2 * admitted.load(Ordering::Relaxed));
@@ -119,6 +120,30 @@ fn outcomes(store: &MemoryStore, rule: &Rule, now: Timestamp) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     store.check(&[rule.charge(1)], now, Effect::Peek, &mut outcomes);
     outcomes
+}
+
+/// Regression test: a restored log has no sums before the first decision.
+#[test]
+fn a_moved_reservation_is_settled_before_the_first_decision() {
+    let rate = notation::rate("4/h").expect("a valid rate");
+    let limit = LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build();
+    let rule = Rule::new(b"key", vec![limit.expect("a valid limit")], false);
+    let (old, new) = (one_shard(), one_shard());
+    let now = Timestamp::from_micros(1_000_000);
+    let charges = [rule.charge(3)];
+    let (_, receipt) = old.reserve(&charges, now, &mut Vec::new());
+    let mut part = Vec::new();
+    old.save(0, now, &mut part);
+    new.restore(&part, now).unwrap();
+    new.forget_refunds(now);
+    let records = old.move_receipt(&charges, &receipt, now);
+    let moved = Receipt::from_moved(&records).unwrap();
+    new.settle(&charges, moved, &[Settlement { unused: 3 }], now);
+    assert_eq!(
+        outcomes(&new, &rule, now)[0].remaining,
+        3,
+        "after the cost of the peek"
+    );
 }
 
 proptest! {

@@ -420,7 +420,7 @@ impl Limits {
         }
     }
 
-    fn is_compatible(&self, key_state: &KeyState) -> bool {
+    pub(crate) fn is_compatible(&self, key_state: &KeyState) -> bool {
         let states = key_state.states();
         states.len() == self.groups.len()
             && self
