@@ -231,12 +231,9 @@ fn a_rule_that_counts_bytes_announces_its_unit() {
     let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
     assert_eq!(
         line(&headers, "ratelimit-policy"),
-        Some("\"100000/min\";q=100000;qu=\"content-bytes\";w=60")
+        Some("\"default\";q=100000;qu=\"content-bytes\";w=60")
     );
-    assert_eq!(
-        line(&headers, "ratelimit"),
-        Some("\"100000/min\";r=99000;t=1")
-    );
+    assert_eq!(line(&headers, "ratelimit"), Some("\"default\";r=99000;t=1"));
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn hashed_entries_have_the_same_counts() {
     let _scratch = server.stop();
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(
-        !text.contains("ada") && !text.contains("203.0.113.9"),
+        !text.contains("\"ada\"") && !text.contains("203.0.113.9"),
         "{text}"
     );
     assert_eq!(simulate(&rules, &file)["requests"]["denied"], denied);
