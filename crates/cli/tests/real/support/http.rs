@@ -62,6 +62,8 @@ impl Ask {
     pub(crate) fn send(self) -> Answer {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
+            // Return redirects instead of following them.
+            .max_redirects(0)
             .timeout_global(Some(Duration::from_secs(30)))
             .build()
             .into();
