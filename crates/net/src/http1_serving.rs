@@ -42,7 +42,7 @@ where
     }
 }
 
-/// The fate of a connection that has ended without an error.
+/// How a connection has ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Http1End {
     /// The connection is closed.
@@ -93,10 +93,11 @@ impl Shutdown {
             loop {
                 // A new request is not read any more if the connection can be handed over now.
                 if is_moving && !has_finished && state.is_idle() {
-                    has_finished = true;
                     if let Poll::Ready(paused) = state.pause(connection, cx) {
                         return Poll::Ready(paused);
                     }
+                    // Pausing is repeated after a request that hyper had already read.
+                    has_finished = state.is_idle();
                 }
                 if let Poll::Ready(ended) = Pin::new(&mut *connection).poll(cx) {
                     return Poll::Ready(ended.map(|()| Http1End::Closed));
@@ -117,11 +118,25 @@ impl Http1State<'_> {
 
     /// Ends hyper's part of the connection, and keeps the stream open. Returns pending if the
     /// beginning of the connection's first request has arrived: hyper then ends after its response.
+    ///
+    /// A connection whose last request body was not read to its end is closed, as hyper does in any
+    /// case. Otherwise, the other process would take the rest of the body for the next request.
     fn pause(
         &self,
         connection: &mut impl Http1Connection,
         cx: &mut Context<'_>,
     ) -> Poll<hyper::Result<Http1End>> {
+        // hyper notices only when it is polled that a body was dropped.
+        self.phase.hold_reading(true);
+        let ended = Pin::new(&mut *connection).poll(cx);
+        self.phase.hold_reading(false);
+        if let Poll::Ready(ended) = ended {
+            return Poll::Ready(ended.map(|()| Http1End::Closed));
+        }
+        if !self.is_idle() {
+            // hyper had already read the next request, which is now in progress.
+            return Poll::Pending;
+        }
         self.phase.hold_open(true);
         connection.finish();
         let ended = Pin::new(connection).poll(cx);

@@ -66,6 +66,8 @@ struct PhaseState {
     is_write_blocked: AtomicBool,
     /// Whether a shutdown of the stream has no effect.
     is_held_open: AtomicBool,
+    /// Whether reads wait, although bytes may have arrived.
+    is_reading_held: AtomicBool,
 }
 
 const IDLE: u8 = 0;
@@ -80,6 +82,7 @@ impl Phase {
             is_response_due: AtomicBool::new(false),
             is_write_blocked: AtomicBool::new(false),
             is_held_open: AtomicBool::new(false),
+            is_reading_held: AtomicBool::new(false),
         }))
     }
 
@@ -116,10 +119,16 @@ impl Phase {
         self.0.is_write_blocked.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the stream stays open when it is shut down, so that the connection can be handed
-    /// over.
+    /// Sets whether the stream stays open when it is shut down, so that the connection can be
+    /// handed over.
     pub(crate) fn hold_open(&self, is_held_open: bool) {
         self.0.is_held_open.store(is_held_open, Ordering::Relaxed);
+    }
+
+    /// Sets whether reads are pending. A read that was held registers no waker, so the stream must
+    /// be polled again.
+    pub(crate) fn hold_reading(&self, is_held: bool) {
+        self.0.is_reading_held.store(is_held, Ordering::Relaxed);
     }
 
     fn current(&self) -> u8 {
@@ -288,6 +297,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if this.phase.0.is_reading_held.load(Ordering::Relaxed) {
+            return Poll::Pending;
+        }
         if !this.unread.is_empty() {
             let count = this.unread.len().min(buffer.remaining());
             buffer.put_slice(&this.unread[..count]);

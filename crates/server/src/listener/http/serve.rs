@@ -78,7 +78,7 @@ pub(super) async fn serve_watched<S, F, B>(
         None => TimedStream::new(stream, timeouts),
         Some(state) => {
             let Some((&MOVED_TAG, unread)) = state.split_first() else {
-                return tracing::error!(peer = %connection.peer, "connection closed: the other process described its state in an unknown form");
+                return tracing::error!(peer = %connection.peer, "connection closed: cannot read the connection state that the old process sent");
             };
             TimedStream::resumed(stream, timeouts, unread.to_vec())
         }
@@ -147,12 +147,15 @@ pub(super) fn check_host(request: &Request<Incoming>) -> Result<(), Problem> {
 mod tests {
     use std::{
         net::{Ipv4Addr, SocketAddr},
+        sync::Arc,
         time::Duration,
     };
 
-    use tidegate_net::{Bounds, Shutdown, response::Answer};
+    use tidegate_net::{Bounds, Server, Shutdown, response::Answer};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+        sync::{Notify, mpsc},
         time::Instant,
     };
 
@@ -179,6 +182,69 @@ mod tests {
             Ok(body) => Response::new(body.into()),
             Err(problem) => problem.answer(),
         }
+    }
+
+    /// Sends `request`. While its response is being prepared, the server begins to hand over its
+    /// connections. The handler does not read the body. Returns the received bytes until the server
+    /// closes the connection or hands it over, and the states of the handed over connections.
+    async fn handed_over(request: &str) -> (String, Vec<Vec<u8>>) {
+        let server = Server::start(1).unwrap();
+        let (begun, has_begun) = mpsc::unbounded_channel();
+        let may_answer = Arc::new(Notify::new());
+        let handler = {
+            let may_answer = Arc::clone(&may_answer);
+            move |stream: TcpStream, connection: Connection| {
+                let (begun, may_answer) = (begun.clone(), Arc::clone(&may_answer));
+                async move {
+                    let answer = |request: Request<Incoming>| {
+                        let (begun, may_answer) = (begun.clone(), Arc::clone(&may_answer));
+                        async move {
+                            begun.send(()).unwrap();
+                            may_answer.notified().await;
+                            drop(request);
+                            Answer::default()
+                        }
+                    };
+                    serve(stream, &connection, answer).await;
+                }
+            }
+        };
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = server.listen(socket, Bounds::default(), handler).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr()).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut has_begun = has_begun;
+        has_begun.recv().await.unwrap();
+        server.stop_accepting().await;
+        let (moved, states) = std::sync::mpsc::channel();
+        server.hand_over(Box::new(move |connection| {
+            moved.send(connection.state).unwrap()
+        }));
+        may_answer.notify_one();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        drop(server);
+        (
+            String::from_utf8(received).unwrap(),
+            states.iter().collect(),
+        )
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_handed_over_after_a_complete_request() {
+        let (received, states) = handed_over("GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /next").await;
+        assert!(received.starts_with("HTTP/1.1 200 OK\r\n"), "{received}");
+        assert_eq!(states, [[&[MOVED_TAG][..], b"GET /next"].concat()]);
+    }
+
+    /// If such a connection were handed over, the other process would take the rest of the body for
+    /// a request.
+    #[tokio::test]
+    async fn a_connection_with_an_unread_body_is_closed_instead_of_handed_over() {
+        let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n";
+        let (received, states) = handed_over(&format!("{head}GET / HTTP/1.1\r\n")).await;
+        assert!(received.starts_with("HTTP/1.1 200 OK\r\n"), "{received}");
+        assert_eq!(states, Vec::<Vec<u8>>::new());
     }
 
     /// The request is not complete when the interim response is written, so the interim response
