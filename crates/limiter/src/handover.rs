@@ -62,6 +62,7 @@ impl ServerLimiter {
     pub fn send_state(&self, send: &mut SendState<'_>) -> io::Result<()> {
         if self.redis_store().is_none() {
             // From now on, this process makes no change that the other process would not know.
+            self.set_overrides_moved(true);
             self.set_moved(true);
             for document in self.override_documents() {
                 send(OVERRIDE, &document)?;
@@ -89,6 +90,7 @@ impl ServerLimiter {
     pub fn take_back_state(&self) {
         self.local_store().unseal();
         self.set_moved(false);
+        self.set_overrides_moved(false);
     }
 
     /// Prepares this limiter for the records of another process.

@@ -5,7 +5,7 @@
 use std::{
     collections::HashMap,
     fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufRead, BufReader, BufWriter, Split, Write},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
@@ -74,8 +74,21 @@ impl OverrideFile {
         changed
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    /// Adds those of `documents` whose override or block is not in the file.
+    pub(super) fn add_missing(&mut self, documents: &[Vec<u8>]) -> io::Result<()> {
+        let present = last_lines(&self.path)?;
+        let mut lines = Vec::new();
+        for document in documents {
+            let is_missing = StoredDocument::decode(document)
+                .is_ok_and(|decoded| !present.contains_key(&decoded.id()));
+            if is_missing {
+                lines.extend_from_slice(document);
+                lines.push(b'\n');
+                self.lines += 1;
+            }
+        }
+        self.file.write_all(&lines)?;
+        self.file.sync_data()
     }
 
     /// Compacts the file, so that it has only the last line of each override and block. If this
@@ -136,16 +149,7 @@ fn read(file: File, path: &Path, tables: &LiveTables, now: Timestamp) -> io::Res
 /// Rewrites the file at `path` with only the last line of each override and block. Returns the new
 /// file and its number of lines. Lines that cannot be parsed are dropped.
 fn compact(path: &Path) -> io::Result<(File, usize)> {
-    let lines = || io::Result::Ok(BufReader::new(File::open(path)?).split(b'\n'));
-    let mut last: HashMap<Vec<u8>, usize> = HashMap::new();
-    for (number, line) in lines()?.enumerate() {
-        match StoredDocument::decode(&line?) {
-            Ok(document) if document.is_removal() => drop(last.remove(&document.id())),
-            Ok(document) => drop(last.insert(document.id(), number)),
-            Err(_) => {}
-        }
-    }
-    let mut kept: Vec<usize> = last.into_values().collect();
+    let mut kept: Vec<usize> = last_lines(path)?.into_values().collect();
     kept.sort_unstable();
     let mut draft_path = path.as_os_str().to_owned();
     draft_path.push(".draft");
@@ -153,7 +157,7 @@ fn compact(path: &Path) -> io::Result<(File, usize)> {
     let _ = fs::remove_file(&draft_path);
     let mut draft = BufWriter::new(open(&draft_path)?);
     let mut wanted = kept.iter().peekable();
-    for (number, line) in lines()?.enumerate() {
+    for (number, line) in lines(path)?.enumerate() {
         if wanted.next_if(|wanted| **wanted == number).is_some() {
             draft.write_all(&line?)?;
             draft.write_all(b"\n")?;
@@ -164,6 +168,24 @@ fn compact(path: &Path) -> io::Result<(File, usize)> {
     fs::rename(&draft_path, path)?;
     sync_directory(path)?;
     Ok((draft, kept.len()))
+}
+
+/// Returns the number of the last line of each override and block that has not been removed, by its
+/// ID.
+fn last_lines(path: &Path) -> io::Result<HashMap<Vec<u8>, usize>> {
+    let mut last = HashMap::new();
+    for (number, line) in lines(path)?.enumerate() {
+        match StoredDocument::decode(&line?) {
+            Ok(document) if document.is_removal() => drop(last.remove(&document.id())),
+            Ok(document) => drop(last.insert(document.id(), number)),
+            Err(_) => {}
+        }
+    }
+    Ok(last)
+}
+
+fn lines(path: &Path) -> io::Result<Split<BufReader<File>>> {
+    Ok(BufReader::new(File::open(path)?).split(b'\n'))
 }
 
 #[cfg(test)]

@@ -21,9 +21,9 @@ mod stored;
 
 use std::{
     io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -86,6 +86,9 @@ pub enum ChangeOverrideError {
     /// The override file cannot be written.
     #[error("cannot write the override file: {0}")]
     File(#[from] io::Error),
+    /// Another process has taken over the overrides.
+    #[error(transparent)]
+    Moved(#[from] StateMoved),
 }
 
 /// The reason why a block by entries was not changed.
@@ -100,17 +103,69 @@ pub enum ChangeBlockError {
     /// The override file cannot be written.
     #[error("cannot write the override file: {0}")]
     File(#[from] io::Error),
+    /// Another process has taken over the blocks.
+    #[error(transparent)]
+    Moved(#[from] StateMoved),
 }
+
+/// The error of a change after another process has taken over the overrides and blocks.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("a new process has taken over from this process; repeat the request on a new connection")]
+pub struct StateMoved;
 
 /// Where the overrides and the blocks by entries are kept.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideKeeper {
-    /// The override file; `None` with Redis, or without snapshots.
-    file: Option<Arc<Mutex<OverrideFile>>>,
+    /// Whether the overrides are kept in a file. This is not derived from `changes`, because its
+    /// lock is held while the file is written.
+    has_file: bool,
+    changes: Arc<Mutex<MemoryChanges>>,
     /// The version of the overrides that this server last read from Redis. The lock ensures that an
     /// older change never replaces a newer change.
     version: tokio::sync::Mutex<OverrideVersion>,
     is_failing: AtomicBool,
+}
+
+impl OverrideKeeper {
+    fn changes(&self) -> MutexGuard<'_, MemoryChanges> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The changes of the overrides and blocks of a memory store. A change is made under a lock, so
+/// that each change is either handed over to a new process or refused.
+#[derive(Debug, Default)]
+struct MemoryChanges {
+    file: ChangeFile,
+    /// Whether another process has taken over the overrides and blocks.
+    is_moved: bool,
+}
+
+/// The override file of a memory store.
+#[derive(Debug, Default)]
+enum ChangeFile {
+    /// The changes are not kept, because there is no snapshot.
+    #[default]
+    None,
+    /// The file is opened when the old process of an upgrade no longer writes to it.
+    Later(PathBuf),
+    Open(OverrideFile),
+}
+
+impl MemoryChanges {
+    /// Makes a change: first in the file, if there is one, and then with `apply`.
+    fn make<T, E>(&mut self, line: &[u8], apply: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<io::Error> + From<StateMoved>,
+    {
+        if self.is_moved {
+            return Err(StateMoved.into());
+        }
+        match &mut self.file {
+            ChangeFile::Open(file) => file.change(line, apply),
+            ChangeFile::None | ChangeFile::Later(_) => apply(),
+        }
+    }
 }
 
 impl ServerLimiter {
@@ -140,15 +195,29 @@ impl ServerLimiter {
     /// Returns the file system error.
     pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
         let file = OverrideFile::restore(path, &self.live, self.now())?;
-        self.override_keeper.file = Some(Arc::new(Mutex::new(file)));
+        self.override_keeper.has_file = true;
+        self.override_keeper.changes().file = ChangeFile::Open(file);
         Ok(self.live.len())
+    }
+
+    /// Works like [`Self::persist_overrides_in`], but uses the file only after the state of another
+    /// process has been taken over, because that process writes to the file until then.
+    pub fn persist_overrides_later_in(&mut self, path: PathBuf) {
+        self.override_keeper.has_file = true;
+        self.override_keeper.changes().file = ChangeFile::Later(path);
+    }
+
+    /// Sets whether another process has taken over the overrides and blocks by entries. All earlier
+    /// changes are complete when this function returns, and all later changes fail.
+    pub(crate) fn set_overrides_moved(&self, is_moved: bool) {
+        self.override_keeper.changes().is_moved = is_moved;
     }
 
     /// Returns whether an override or a block by entries that is set now would survive a restart of
     /// this server.
     #[must_use]
     pub fn are_overrides_persistent(&self) -> bool {
-        self.redis_store().is_some() || self.override_keeper.file.is_some()
+        self.redis_store().is_some() || self.override_keeper.has_file
     }
 
     /// Sets the override of `target` for `rule`, and returns the override that it replaces. The
@@ -294,18 +363,23 @@ impl ServerLimiter {
 
     /// Makes a change in a memory store: first in the file, if there is one, and then in the table
     /// with `apply`. Returns the result of `apply`.
-    async fn change_in_memory<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+    async fn change_in_memory<T, E>(
         &self,
         line: Vec<u8>,
         apply: impl FnOnce() -> Result<T, E> + Send + 'static,
-    ) -> Result<T, E> {
-        let Some(file) = self.override_keeper.file.clone() else {
-            return apply();
-        };
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<io::Error> + From<StateMoved> + Send + 'static,
+    {
+        if !self.override_keeper.has_file {
+            return self.override_keeper.changes().make(&line, apply);
+        }
+        let changes = Arc::clone(&self.override_keeper.changes);
         // The blocking task completes the change even if the caller's future is dropped.
         let changed = tokio::task::spawn_blocking(move || {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.change(&line, apply)
+            let mut changes = changes.lock().unwrap_or_else(PoisonError::into_inner);
+            changes.make(&line, apply)
         });
         let shutdown = |_| Err(io::Error::other("the server is shutting down").into());
         changed.await.unwrap_or_else(shutdown)
@@ -343,12 +417,15 @@ impl ServerLimiter {
     }
 
     /// Ends the replacement of all overrides and blocks, and removes those that were not restored.
-    /// Reads the override file again, because the other process may have changed it since the start
-    /// of this process.
+    /// Opens the override file. If the file does not contain the restored overrides and blocks, for
+    /// example because it has a new path, they are added to it.
     pub(crate) fn end_override_restore(&self) -> io::Result<()> {
-        if let Some(file) = &self.override_keeper.file {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            *file = OverrideFile::restore(file.path(), &self.live, self.now())?;
+        let restored = self.override_documents();
+        let mut changes = self.override_keeper.changes();
+        if let ChangeFile::Later(path) = &changes.file {
+            let mut file = OverrideFile::restore(path, &self.live, self.now())?;
+            file.add_missing(&restored)?;
+            changes.file = ChangeFile::Open(file);
         }
         self.live.end_replacement();
         Ok(())

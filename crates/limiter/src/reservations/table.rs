@@ -134,8 +134,12 @@ impl OutstandingTable {
         self.remove(&id).map(|outstanding| (id, outstanding))
     }
 
-    /// Returns the instant at which the next reservation is due.
+    /// Returns the instant at which the next reservation is due; `None` if another process has taken
+    /// over the reservations.
     pub(super) fn next_due_time(&self) -> Option<Timestamp> {
+        if self.is_moved {
+            return None;
+        }
         self.by_due_time.first().map(|(due_at, _)| *due_at)
     }
 }

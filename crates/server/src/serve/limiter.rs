@@ -70,7 +70,7 @@ pub(super) fn build(
         .with_reservations(reservations)
         .with_events(events.map(Arc::new));
     if let Some(snapshot) = &config.snapshot {
-        restore_overrides(&mut limiter, snapshot)?;
+        restore_overrides(&mut limiter, snapshot, counters)?;
     }
     let limiter = Arc::new(limiter);
     limiter.set_candidate(candidate, config.memory);
@@ -93,11 +93,20 @@ fn open_reservations(config: &Config, secrets: Option<&str>) -> Result<Reservati
     Ok(Reservations::new(config.reservations.clone(), secrets)?)
 }
 
-/// Restores the overrides from the file next to the snapshot. Changes are saved to the same file.
-fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result<(), ServeError> {
+/// Restores the overrides from the file next to the snapshot, or later from the old process of an
+/// upgrade. Changes are saved to the same file.
+fn restore_overrides(
+    limiter: &mut ServerLimiter,
+    snapshot: &Snapshot,
+    counters: CounterSource,
+) -> Result<(), ServeError> {
     let mut path = snapshot.path.clone().into_os_string();
     path.push(".overrides");
     let path = PathBuf::from(path);
+    if counters == CounterSource::OldProcess {
+        limiter.persist_overrides_later_in(path);
+        return Ok(());
+    }
     match limiter.persist_overrides_in(&path) {
         Ok(0) => Ok(()),
         Ok(count) => {

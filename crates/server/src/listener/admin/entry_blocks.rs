@@ -352,7 +352,7 @@ fn change_problem(error: ChangeBlockError) -> Problem {
     match error {
         ChangeBlockError::Block(error) => Problem::new(StatusCode::CONFLICT, error.to_string()),
         ChangeBlockError::Store(error) => store_problem(error),
-        ChangeBlockError::File(_) => {
+        ChangeBlockError::File(_) | ChangeBlockError::Moved(_) => {
             let detail = format!("{error}; nothing was changed");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         }

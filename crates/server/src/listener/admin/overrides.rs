@@ -250,7 +250,7 @@ fn change_problem(error: ChangeOverrideError) -> Problem {
             Problem::new(StatusCode::CONFLICT, error.to_string())
         }
         ChangeOverrideError::Store(error) => store_problem(error),
-        ChangeOverrideError::File(_) => Problem::new(
+        ChangeOverrideError::File(_) | ChangeOverrideError::Moved(_) => Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("{error}; nothing was changed"),
         ),
