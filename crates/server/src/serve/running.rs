@@ -1,6 +1,6 @@
 //! The running server: reloads, snapshots and graceful shutdown.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{future::pending, io, pin::pin, sync::Arc, time::Duration};
 
 use tidegate_config::{ShutdownConfig, Snapshot};
 use tidegate_envoy::RuleSource;
@@ -30,10 +30,10 @@ const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
 /// The maximum time for requests in progress to finish before a new process takes over the memory
 /// store. First, connections that cannot be handed over have this time, and only new connections
 /// wait. Then all other connections have this time, and all requests wait.
-const HANDOVER_PATIENCE: Duration = Duration::from_secs(1);
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The time for HTTP/2 requests to the proxy that a client had sent before it received a GOAWAY.
-const GOAWAY_PATIENCE: Duration = Duration::from_millis(300);
+const GOAWAY_GRACE: Duration = Duration::from_millis(300);
 
 /// The interval between two checks whether the requests are finished.
 const HANDOVER_CHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -262,7 +262,9 @@ impl ServerHandle {
                     SignalAction::Upgrade => upgrade = self.start_upgrade(),
                 },
                 report = next_report(&mut upgrade) => {
-                    if let Some(upgraded) = self.advance_upgrade(&mut upgrade, report).await {
+                    let advanced = self.advance_upgrade(&mut upgrade, report);
+                    let watched = watchdog.is_some().then_some(&mut alive);
+                    if let Some(upgraded) = self.keep_alive(watched, advanced).await {
                         return ServingEnd::Upgraded(upgraded);
                     }
                 }
@@ -273,11 +275,34 @@ impl ServerHandle {
                 _ = save.tick(), if self.snapshot.is_some() => {
                     self.save();
                 }
-                // This thread asks the worker thread that accepts connections to send the report.
-                // This way, the service manager notices if either thread hangs.
-                _ = alive.tick(), if watchdog.is_some() => {
-                    self.server.spawn(|| async { service_manager::alive() });
+                _ = alive.tick(), if watchdog.is_some() => self.report_alive(),
+            }
+        }
+    }
+
+    /// Asks the worker thread that accepts connections to report to the watchdog. This way, the
+    /// service manager notices if this thread or that one hangs.
+    fn report_alive(&self) {
+        self.server.spawn(|| async { service_manager::alive() });
+    }
+
+    /// Awaits `future`, and reports to the watchdog at each tick of `alive`.
+    async fn keep_alive<T>(
+        &self,
+        mut alive: Option<&mut Interval>,
+        future: impl Future<Output = T>,
+    ) -> T {
+        let mut future = pin!(future);
+        loop {
+            let tick = async {
+                match &mut alive {
+                    Some(alive) => drop(alive.tick().await),
+                    None => pending().await,
                 }
+            };
+            tokio::select! {
+                output = &mut future => return output,
+                () = tick => self.report_alive(),
             }
         }
     }
@@ -302,7 +327,7 @@ impl ServerHandle {
     fn start_upgrade(&self) -> Option<Upgrade> {
         let Some(program) = self.program.clone() else {
             tracing::error!(
-                "SIGUSR2 ignored: the server shuts down, or was started without a program for upgrades"
+                "SIGUSR2 ignored: the server is shutting down, or was started without a program for upgrades"
             );
             return None;
         };
@@ -355,34 +380,34 @@ impl ServerHandle {
         None
     }
 
-    /// Stops to decide, and hands over the connections and the state.
+    /// Stops deciding, and hands over the connections and the state.
     async fn hand_over(&self, upgrade: &Upgrade) {
         self.server.stop_accepting().await;
         // With Redis, two processes can decide at the same time.
         let is_exclusive = self.limiter.redis_store().is_none();
         if is_exclusive {
             self.wait_while(|open, since| {
-                open.others > 0 || open.proxied > 0 && since < GOAWAY_PATIENCE
+                open.others > 0 || open.proxied > 0 && since < GOAWAY_GRACE
             })
             .await;
         }
         self.server.hand_over(Box::new(upgrade.mover()));
         if is_exclusive && self.wait_while(|open, _| open.movable > 0).await {
             tracing::warn!(
-                "upgrade: some requests in progress were not finished after {HANDOVER_PATIENCE:?}; if they need a decision later, they are answered with 503"
+                "upgrade: some requests in progress were not finished after {HANDOVER_TIMEOUT:?}; if they need a decision later, they are answered with 503"
             );
         }
         upgrade.send_state(&self.limiter);
     }
 
     /// Waits while `must_wait` returns true for the open connections and the time since the call,
-    /// at most for [`HANDOVER_PATIENCE`]. Returns the last result.
+    /// at most for [`HANDOVER_TIMEOUT`]. Returns the last result.
     async fn wait_while(&self, must_wait: impl Fn(&OpenConnections, Duration) -> bool) -> bool {
         let begun = Instant::now();
         loop {
             let since = begun.elapsed();
             let must_wait = must_wait(&OpenConnections::of(&self.limiter), since);
-            if !must_wait || since >= HANDOVER_PATIENCE {
+            if !must_wait || since >= HANDOVER_TIMEOUT {
                 return must_wait;
             }
             sleep(HANDOVER_CHECK_INTERVAL).await;
@@ -550,14 +575,14 @@ fn ticks(every: Duration) -> Interval {
 async fn next_report(upgrade: &mut Option<Upgrade>) -> UpgradeReport {
     match upgrade {
         Some(upgrade) => upgrade.report().await,
-        None => std::future::pending().await,
+        None => pending().await,
     }
 }
 
 /// Waits for `signal`. If the signal stream ends, this function waits forever.
 async fn received(signal: &mut Signal) {
     if signal.recv().await.is_none() {
-        std::future::pending::<()>().await;
+        pending::<()>().await;
     }
 }
 

@@ -46,7 +46,7 @@ pub(super) async fn serve<S>(
     let mut input = Input::default();
     if let Some(state) = connection.handover.resumed.take() {
         let Some(unread) = session.resume(&state) else {
-            tracing::error!(peer = %connection.peer, "connection closed: the other process described its state in an unknown form");
+            tracing::error!(peer = %connection.peer, "connection closed: cannot read the connection state that the old process sent");
             return;
         };
         if unread.is_empty() {

@@ -116,7 +116,7 @@ pub enum ChannelError {
     #[error("received bytes that are not a message of an upgrade: {0}")]
     NotAMessage(&'static str),
     /// The message is not expected now.
-    #[error("received a message of the kind {0}, which is not expected now")]
+    #[error("received an unexpected message of kind {0}")]
     Unexpected(u8),
     /// The operating system reported an error.
     #[error(transparent)]
@@ -295,7 +295,7 @@ mod tests {
                 "not a message of an upgrade",
             ),
             (b"Tg\x01\x01\0\0\0\0", "the header is invalid"),
-            (b"Tg\x63\0\0\0\0\0", "of the kind 99"),
+            (b"Tg\x63\0\0\0\0\0", "message of kind 99"),
             (b"Tg\x01\0\xff\xff\xff\xff", "it is too long"),
             (b"Tg\x07\0\xff\xff\xff\xff", "it is too long"),
             (b"Tg\x01\0\x04\0\0\0abc", "has closed the connection"),

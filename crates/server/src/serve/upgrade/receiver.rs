@@ -8,6 +8,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixStream,
     },
+    sync::mpsc,
     time::Duration,
 };
 
@@ -25,7 +26,7 @@ use super::{
 
 /// The maximum time without a message from the old process. It includes the time that the old
 /// process waits for its requests to finish.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The maximum number of listening sockets.
 const MAX_LISTENERS: usize = 16;
@@ -51,7 +52,7 @@ pub enum TakeoverError {
     },
     /// The old process speaks another version of the protocol.
     #[error(
-        "the running server, version {program}, hands over its sockets in the form {theirs}, but this program knows only the form {VERSION}; stop the running server and start this program"
+        "the running server, version {program}, uses version {theirs} of the upgrade protocol, but this program supports only version {VERSION}; stop the running server and start this program"
     )]
     Version {
         /// The version of the running server.
@@ -132,7 +133,7 @@ impl Takeover {
                 uid: peer.uid.as_raw(),
             });
         }
-        let channel = Channel::new(UnixStream::from(socket), PATIENCE)?;
+        let channel = Channel::new(UnixStream::from(socket), MESSAGE_TIMEOUT)?;
         let listeners = receive_listeners(&channel)?;
         Ok(Self {
             channel,
@@ -162,7 +163,7 @@ impl Takeover {
     ///
     /// [`TakeoverError`] if the old process continues to serve. This process must then exit.
     pub(in crate::serve) fn finish(
-        mut self,
+        self,
         server: &Server,
         limiter: &ServerLimiter,
     ) -> Result<(), TakeoverError> {
@@ -185,6 +186,15 @@ impl Takeover {
             }
         }
         limiter.end_taking_state()?;
+        // After the commit, the old process no longer serves, so nothing may fail any more.
+        let (start_adopting, starts) = mpsc::channel::<(Channel, Adopter)>();
+        std::thread::Builder::new()
+            .name("upgrade".to_owned())
+            .spawn(move || {
+                if let Ok((mut channel, adopter)) = starts.recv() {
+                    keep_adopting(&mut channel, &adopter);
+                }
+            })?;
         self.channel.send(Kind::Restored, &[], None)?;
         match self.channel.receive()?.kind {
             Kind::Commit => {}
@@ -202,11 +212,8 @@ impl Takeover {
         for connection in connections {
             adopt(&adopter, connection);
         }
-        self.channel.set_timeout(None)?;
-        let channel = self.channel;
-        std::thread::Builder::new()
-            .name("upgrade".to_owned())
-            .spawn(move || keep_adopting(&channel, &adopter))?;
+        // The thread waits for the channel.
+        let _ = start_adopting.send((self.channel, adopter));
         Ok(())
     }
 }
@@ -265,7 +272,10 @@ fn moved(message: Message) -> Option<MovedConnection> {
 }
 
 /// Serves the connections that the old process hands over until it ends.
-fn keep_adopting(channel: &Channel, adopter: &Adopter) {
+fn keep_adopting(channel: &mut Channel, adopter: &Adopter) {
+    if let Err(error) = channel.set_timeout(None) {
+        tracing::warn!(%error, "connections of the old process may be closed");
+    }
     loop {
         match channel.receive() {
             Ok(message) if message.kind == Kind::Connection => {
@@ -308,7 +318,7 @@ mod tests {
     /// to a process that sends `messages` and ends.
     fn received(parent: Option<Pid>, messages: &[Sent]) -> Result<Vec<PassedListener>, String> {
         let (theirs, ours) = UnixStream::pair().unwrap();
-        let old = Channel::new(theirs, PATIENCE).unwrap();
+        let old = Channel::new(theirs, MESSAGE_TIMEOUT).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         for (kind, body) in messages {
             let socket = (*kind == Kind::Listener).then(|| listener.as_fd());
@@ -368,19 +378,22 @@ mod tests {
         let mut too_many = vec![hello(VERSION)];
         too_many.resize(MAX_LISTENERS + 2, message(Kind::Listener, b"\x00http"));
         for (messages, said) in [
-            (vec![hello(VERSION + 8)], "in the form 9"),
+            (
+                vec![hello(VERSION + 8)],
+                "uses version 9 of the upgrade protocol",
+            ),
             (vec![message(Kind::Hello, b"\x01\0\0")], "it has no version"),
-            (vec![message(Kind::Start, b"")], "not expected now"),
+            (vec![message(Kind::Start, b"")], "an unexpected message"),
             (
                 vec![hello(VERSION), message(Kind::Commit, b"")],
-                "not expected now",
+                "an unexpected message",
             ),
             (vec![hello(VERSION)], "has closed the connection"),
             (
                 vec![hello(VERSION), message(Kind::Listener, b"")],
                 "it has no name",
             ),
-            (too_many, "not expected now"),
+            (too_many, "an unexpected message"),
         ] {
             let error = received(own(), &messages).unwrap_err();
             assert!(error.contains(said), "{error}");

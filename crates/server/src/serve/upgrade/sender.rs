@@ -11,7 +11,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixStream,
     },
-    process::{Child, Command},
+    process::{Child, Command, ExitStatus},
     sync::{
         Arc,
         mpsc::{self, Receiver, Sender},
@@ -20,6 +20,10 @@ use std::{
     time::Duration,
 };
 
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::MovedConnection;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -37,6 +41,9 @@ const PREPARATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum time of each read and write while the state is handed over. Requests wait during
 /// this time.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The maximum time between the end of the new process's socket and the end of the process.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The program that an upgrade starts.
 #[derive(Clone, Debug)]
@@ -68,7 +75,7 @@ pub(in crate::serve) enum UpgradeError {
     Reported(String),
     #[error("the new process ended ({0}) before it could take over; its log says why")]
     Ended(String),
-    #[error("the new process was not ready in time: {0}; it was stopped")]
+    #[error("{0}; the new process was stopped")]
     Channel(#[from] ChannelError),
     #[error("{0}; the new process was stopped")]
     System(#[from] io::Error),
@@ -93,7 +100,7 @@ impl UpgradeError {
 /// A report of the thread to the server.
 #[derive(Debug)]
 pub(in crate::serve) enum UpgradeReport {
-    /// The new process can take over. The server must stop to decide, hand over its connections,
+    /// The new process can take over. The server must stop deciding, hand over its connections,
     /// and then order the handover of the state.
     Prepared,
     /// The new process decides from now on.
@@ -318,15 +325,24 @@ impl NewProcess {
 
     /// Stops the new process, and returns the reason for its failure.
     fn stop(mut self, error: UpgradeError) -> UpgradeError {
-        let has_ended = error.is_of_ended_process();
-        if !has_ended {
-            let _ = self.child.kill();
+        if error.is_of_ended_process() {
+            // A process that has closed its socket usually ends, and its status is the reason.
+            let status = self.status_within(END_TIMEOUT);
+            if let Ok(Some(status)) = status {
+                return UpgradeError::Ended(status.to_string());
+            }
         }
-        // The new process has closed its socket, or was killed, so it ends.
-        match self.child.wait() {
-            Ok(status) if has_ended => UpgradeError::Ended(status.to_string()),
-            _ => error,
-        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        error
+    }
+
+    /// Waits until the new process ends, at most for `timeout`.
+    fn status_within(&mut self, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+        let process = pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())?;
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&timeout))?;
+        self.child.try_wait()
     }
 }
 

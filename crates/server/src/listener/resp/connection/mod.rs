@@ -65,7 +65,7 @@ pub(super) async fn serve<S>(
     if let Some(state) = resumed
         && !client.resume(&state)
     {
-        tracing::error!(peer = %client.connection.peer, "connection closed: the other process described its state in an unknown form");
+        tracing::error!(peer = %client.connection.peer, "connection closed: cannot read the connection state that the old process sent");
         return;
     }
     let shutdown = client.connection.shutdown.clone();
@@ -398,6 +398,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin> Client<S> 
     /// read the last reply. If a socket with unread input were closed, the kernel would send a RST,
     /// and the client could lose the reply.
     async fn linger(mut self) {
+        // The connection is not handed over, so a handover must not wait for it.
+        self.movable = None;
         // The response phase has no read timeout; the timeout `LINGER` below limits the time.
         let _response = self.stream.phase().begin_response();
         let stream = &mut self.stream;
