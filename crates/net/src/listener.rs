@@ -128,14 +128,14 @@ impl Listener {
                 count(&self.0.refused_to_client);
                 tracing::warn!(
                     %peer, listener = %self.local_addr(), connections = limits.per_client,
-                    "connection refused: the client has its maximum of connections; raise `max_connections_per_client` of the listener if this client is a proxy"
+                    "connection refused: the client has reached `max_connections_per_client`; raise it if this client is a proxy"
                 );
             }
             RegistrationResult::Full => {
                 count(&self.0.refused);
                 tracing::warn!(
                     %peer, listener = %self.local_addr(), connections = limits.connections,
-                    "connection refused: the listener has its maximum of connections; raise `max_connections`"
+                    "connection refused: the listener has reached `max_connections`; raise it"
                 );
             }
         }

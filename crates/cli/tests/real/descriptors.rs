@@ -182,8 +182,7 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
             Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
         };
         assert!(is_closed, "{address}: {refused:?}");
-        let logged =
-            "the client has its maximum of connections; raise `max_connections_per_client`";
+        let logged = "the client has reached `max_connections_per_client`";
         server.wait_for(&[logged, &format!("listener={address}"), "connections=2"]);
         for mut stream in open {
             stream.set_nonblocking(true).unwrap();

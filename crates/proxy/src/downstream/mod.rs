@@ -61,7 +61,7 @@ impl ClientConnection {
         match resumed.map(MovedState::decode) {
             Some(None) => tracing::error!(
                 peer = %self.connection.peer,
-                "connection closed: the other process described its state in an unknown form"
+                "connection closed: cannot read the connection state that the old process sent"
             ),
             Some(Some(MovedState::Http1(unread))) => {
                 self.serve_as(Version::Http1, stream, service, Some(unread))
