@@ -286,6 +286,9 @@ fn caddy_admits_exactly_as_many_failed_logins_as_the_limit_allows() {
     });
     let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
     assert_eq!((count(401), count(429)), (5, 55), "{statuses:?}");
+    // Caddy's `path` matcher ignores case, so the rule must do so too.
+    let uppercase = Ask::new("POST", front, "/LOGIN").body(&json!({"user": "alice"}));
+    assert_eq!(uppercase.header("password", "guess").send().status, 429);
     let denied = login("open sesame");
     assert_eq!(denied.status, 429, "the limit is used up");
     assert_ne!(denied.header("retry-after"), "");
