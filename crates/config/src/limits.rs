@@ -171,7 +171,9 @@ pub fn build(
     for error in errors {
         match fields {
             Some(fields) if unread && error.is_missing() && tried(fields, error.field) => {}
-            Some(fields) if error.field == "algorithm" && has_unread_field(spec, fields) => {}
+            Some(fields)
+                if ["algorithm", "window"].contains(&error.field)
+                    && has_unread_field(spec, fields) => {}
             Some(fields) => fields.wrong(report, error.field, error.problem),
             None => value.wrong(report, error.to_string()),
         }

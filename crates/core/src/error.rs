@@ -32,7 +32,7 @@ impl LimitError {
     /// Returns whether the field is required and absent.
     #[must_use]
     pub fn is_missing(&self) -> bool {
-        self.problem == Self::MISSING
+        self.problem.starts_with(Self::MISSING)
     }
 
     /// Creates an error about `field`.

@@ -358,6 +358,11 @@ impl LimitSpec {
                 algorithm: Some(name),
                 ..self.clone()
             }),
+            None if self.fields_written() == ["limit"] => {
+                let problem = "is missing, such as 1min; a limit on requests in progress has \
+                    `algorithm: concurrency` instead";
+                Err(LimitError::new("window", problem))
+            }
             None => {
                 let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
                 let problem = format!("is missing; expected one of {known}");
@@ -927,6 +932,14 @@ mod tests {
         };
         let limit = bucket.build().unwrap();
         assert!(matches!(limit.algorithm(), Algorithm::TokenBucket { .. }));
+        let some_window = LimitSpec {
+            limit: Some(10),
+            ..LimitSpec::default()
+        };
+        let problem = some_window.build().unwrap_err()[0].to_string();
+        let expected = "window: is missing, such as 1min; a limit on requests in progress has \
+            `algorithm: concurrency` instead";
+        assert_eq!(problem, expected);
         let some_bucket = LimitSpec {
             capacity: Some(10),
             ..LimitSpec::default()
