@@ -198,6 +198,16 @@ def start_nginx_lua(setting):
     return nginx(setting, "nginx with Lua", config)
 
 
+def start_nginx_njs(setting):
+    config = edited(read("nginx-njs/nginx.conf"), {'"examples/': f'"{EXAMPLES}/'})
+    if setting.is_alone():
+        alone = {"js_content tidegate.limit;": "proxy_pass http://127.0.0.1:8001;"}
+        config = edited(config, alone)
+    else:
+        config = edited(config, {"127.0.0.1:8080": setting.address("http")})
+    return nginx(setting, "nginx with njs", config)
+
+
 def nginx(setting, name, config):
     port = free_port()
     upstream = f"upstream application {{ server {setting.upstream}; keepalive 32; }}"
@@ -313,6 +323,7 @@ FRONT_ENDS = [
     FrontEnd("HAProxy, SPOE", start_haproxy, lambda _: rules_of("haproxy/tidegate.yaml")),
     FrontEnd("nginx, `auth_request`", start_nginx, quickstart),
     FrontEnd("nginx, Lua, Redis protocol", start_nginx_lua, quickstart),
+    FrontEnd("nginx, njs, HTTP", start_nginx_njs, quickstart),
     FrontEnd("Caddy, `forward_auth`", start_caddy, quickstart),
     FrontEnd("Traefik, `ForwardAuth`", start_traefik, quickstart),
     FrontEnd("Envoy, `ext_authz`, gRPC", start_ext_authz_grpc, authorization),

@@ -141,6 +141,12 @@ fn the_nginx_lua_example_matches_the_output() {
 }
 
 #[test]
+fn the_nginx_njs_example_matches_the_output() {
+    let Proxy { server, front, .. } = &Proxy::nginx_njs();
+    assert_true_with("examples/nginx-njs/README.md", server, &[("8000", *front)]);
+}
+
+#[test]
 fn the_traefik_example_matches_the_output() {
     let Traefik { server, front, .. } = &Traefik::start();
     assert_true_with("examples/traefik/README.md", server, &[("8000", *front)]);

@@ -49,6 +49,10 @@ impl Proxy {
         })
     }
 
+    pub(crate) fn nginx_njs() -> Self {
+        Self::start_nginx(Server::quickstart(), "examples/nginx-njs/nginx.conf")
+    }
+
     pub(crate) fn caddy() -> Self {
         Self::start_caddy(Server::quickstart(), "examples/caddy/Caddyfile")
     }
@@ -355,7 +359,44 @@ fn nginx_with_lua_asks_over_pooled_connections() {
 
 #[test]
 fn nginx_with_lua_admits_the_exact_number_of_concurrent_requests() {
-    let proxy = Proxy::nginx_lua();
+    assert_exact_under_concurrency(&Proxy::nginx_lua());
+}
+
+#[test]
+fn nginx_with_njs_sends_subrequests_over_pooled_connections() {
+    let proxy = Proxy::nginx_njs();
+    for left in (0..10).rev() {
+        let answer = Ask::new("POST", proxy.front, "//login?x")
+            .body(&json!({"user": "alice"}))
+            .send();
+        assert_eq!((answer.status, &*answer.body), (200, "Here you are\n"));
+        let remaining = format!("\"1/h capacity 10\";r={left};t=");
+        let field = answer.header("ratelimit");
+        assert!(field.starts_with(&remaining), "{field}");
+    }
+    let denied = Ask::new("POST", proxy.front, "/login").send();
+    assert_eq!(denied.status, 429);
+    let wait = denied.header("retry-after").parse::<u64>().unwrap();
+    assert!((3_500..=3_600).contains(&wait), "{wait}");
+    assert_eq!(proxy.ask("/x/../login").send().status, 400);
+    let one_key = || proxy.ask("/about").header("x-api-key", "acme-key");
+    assert_eq!(one_key().send().status, 200);
+    let two_keys = one_key().header("x-api-key", "other").send();
+    assert_eq!(two_keys.status, 400, "several keys");
+    assert_eq!(proxy.ask("/about").send().header("ratelimit"), "");
+    assert_customers(&proxy);
+    let metrics = proxy.server.metrics();
+    let accepted = "tidegate_connections_accepted_total{listener=\"http\"} 1\n";
+    assert!(metrics.contains(accepted), "{metrics}");
+}
+
+#[test]
+fn nginx_with_njs_admits_the_exact_number_of_concurrent_requests() {
+    assert_exact_under_concurrency(&Proxy::nginx_njs());
+}
+
+/// Eight clients send 80 requests at the same time, and the limit is 10.
+fn assert_exact_under_concurrency(proxy: &Proxy) {
     let front = proxy.front;
     let client = || {
         let statuses = (0..10).map(|_| Ask::new("POST", front, "/login").send().status);
@@ -366,19 +407,29 @@ fn nginx_with_lua_admits_the_exact_number_of_concurrent_requests() {
         let admitted = clients.into_iter().map(|client| client.join().unwrap());
         admitted.sum()
     });
-    assert_eq!(admitted, 10, "of 80 requests");
+    assert_eq!(admitted, 10);
 }
 
 #[test]
 fn nginx_with_lua_fails_open_without_tidegate() {
+    assert_fails_open(Proxy::nginx_lua());
+}
+
+#[test]
+fn nginx_with_njs_fails_open_without_tidegate() {
+    assert_fails_open(Proxy::nginx_njs());
+}
+
+fn assert_fails_open(proxy: Proxy) {
     let Proxy {
         server,
         front,
         _process,
         scratch: _scratch,
-    } = Proxy::nginx_lua();
+    } = proxy;
     server.stop();
-    assert_eq!(Ask::get(front, "/api/orders").send().status, 200);
+    let answer = Ask::get(front, "/api/orders").send();
+    assert_eq!((answer.status, &*answer.body), (200, "Here you are\n"));
 }
 
 /// If Tidegate responds with an error that has nothing to do with the request, nginx must forward
