@@ -7,8 +7,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use proptest::prelude::*;
 use tidegate_core::{
     BLOCK_KEY, Condition, Cost, Decision, Effect, EntryBlock, EntryBlockError, EntryBlockTarget,
-    EntryBlocks, MemoryBounds, MemoryStore, Mode, Pattern, Reason, Request, RetryAfter, Rule,
-    RuleSet, Scratch, Span, Timestamp, Verdict, When, bounds,
+    EntryBlocks, Headroom, MemoryBounds, MemoryStore, Mode, Pattern, Reason, Request, RetryAfter,
+    Rule, RuleSet, Scratch, Span, Timestamp, UnusedShare, Verdict, When, bounds,
 };
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -245,6 +245,23 @@ fn a_request_without_rules_has_a_charge_that_belongs_to_no_rule() {
     assert_eq!(charges.len(), 1);
     assert_eq!(charges[0].key, BLOCK_KEY);
     assert!(fixture.rules.decode_key(&BLOCK_KEY).is_none());
+    assert!(fixture.rules.own_limits(&charges[0]).is_some());
+}
+
+#[test]
+fn the_parent_of_an_elastic_rule_is_not_read_for_a_blocked_request() {
+    let unused = Headroom::Unused(UnusedShare::new("all", 50).unwrap());
+    let elastic = rule("each", &["ip"]).elastic(200, unused).unwrap();
+    let fixture = Fixture::new(vec![elastic, rule("all", &[])], Vec::new());
+    fixture.set(Some("each"), &[("ip", "203.0.113.9")], forever());
+    for (address, has_parent) in [("203.0.113.8", true), ("203.0.113.9", false)] {
+        let entries = [("ip", address)];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let mut scratch = Scratch::default();
+        let charges = fixture.rules.charges(&request, START, &mut scratch);
+        let parents = fixture.rules.parents(&charges.unwrap());
+        assert_eq!(parents.is_some(), has_parent, "{address}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Effect, Limits, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch, Store,
+    Charge, Effect, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch, Store,
     StoreDecision, Timestamp, Verdict,
 };
 
@@ -261,13 +261,10 @@ impl<S: Store> CurrentRules<'_, S> {
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
     ) -> Verdict<'_> {
-        const OWN: &str =
-            "the limits of a charge belong to a rule of the same rule set, which has no overrides";
-        let limits = charges.iter().map(|charge| -> &Limits {
-            let rule = self.rules.rule_of(charge.key);
-            let limits = rule.and_then(|rule| rule.own_limits(charge));
-            limits.expect(OWN)
-        });
+        const OWN: &str = "the charges were made under these rules, which have no overrides";
+        let limits = charges
+            .iter()
+            .map(|charge| self.rules.own_limits(charge).expect(OWN));
         decided.verdict_on(limits, outcomes)
     }
 }
@@ -326,8 +323,9 @@ fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        AlgorithmName, Cost, Effect, Headroom, LimitSpec, MemoryBounds, MemoryStore, Request, Rule,
-        Scratch, Span, UnusedShare, notation,
+        AlgorithmName, Condition, Cost, Effect, EntryBlock, EntryBlockTarget, EntryBlocks,
+        Headroom, LimitSpec, MemoryBounds, MemoryStore, Pattern, Reason, Request, RetryAfter, Rule,
+        Scratch, Span, UnusedShare, When, notation,
     };
 
     use super::*;
@@ -364,6 +362,44 @@ mod tests {
         for expected in [true, true, true, false] {
             assert_eq!(passes(&limiter, Effect::Peek), expected);
             assert_eq!(passes(&limiter, Effect::Charge), expected);
+        }
+    }
+
+    #[test]
+    fn a_block_by_entries_denies_requests_with_and_without_rules() {
+        let path = |pattern| {
+            let pattern = Pattern::text(pattern).unwrap();
+            Condition::new("path", pattern).unwrap()
+        };
+        let api = Rule::new("api", vec!["9/h".parse().unwrap()]).unwrap();
+        let api = api.when(When::all(vec![path("/api/**")]));
+        let blocks = EntryBlocks::default();
+        let (clock, store) = (
+            Clock::manual(Timestamp::from_micros(1)),
+            MemoryStore::new(MemoryBounds::default()),
+        );
+        let rules = RuleSet::build(vec![api], Vec::new()).unwrap();
+        let limiter = Limiter::new(rules.with_entry_blocks(&blocks), store, clock);
+        let target = EntryBlockTarget::new(None, &[("ip", "203.0.113.0/24")]).unwrap();
+        let block = EntryBlock {
+            until: Some(limiter.now().after(Span::from_secs(60))),
+            reason: "attack".into(),
+        };
+        blocks.set(&target, block, limiter.now()).unwrap();
+
+        let rules = limiter.current();
+        for (path, rule) in [("/api/orders", Some("api")), ("/", None)] {
+            let entries = [("path", path), ("ip", "203.0.113.9")];
+            let request = Request::new(&entries, Cost::ONE).unwrap();
+            for verdict in [rules.check(&request), rules.peek(&request)] {
+                let verdict = verdict.unwrap();
+                assert!(!verdict.allowed);
+                assert_eq!(
+                    (verdict.reason, verdict.rule),
+                    (Some(Reason::Blocked), rule)
+                );
+                assert_eq!(verdict.retry_after, RetryAfter::After(Span::from_secs(60)));
+            }
         }
     }
 

@@ -438,8 +438,7 @@ impl Rule {
 
     /// Returns the limits of `charge`, which was made under this rule. Returns `None` if the limits
     /// come from an override.
-    #[must_use]
-    pub fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
+    pub(super) fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
         let limits = self.unstretched_limits(charge)?;
         let stretched = limits.stretched().filter(|_| charge.limits.is_stretched());
         Some(stretched.unwrap_or(limits))

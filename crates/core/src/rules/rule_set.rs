@@ -242,6 +242,17 @@ impl RuleSet {
         Arc::new(charge.limits.unstretched().clone())
     }
 
+    /// Returns the limits of `charge`, borrowed from this rule set, whose charge it must be. Unlike
+    /// `charge.limits`, they do not borrow from the buffers of the request. Returns `None` if the
+    /// limits come from an override.
+    #[must_use]
+    pub fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
+        if charge.key == BLOCK_KEY {
+            return Some(&BLOCKED_LIMITS);
+        }
+        self.rule_of(charge.key)?.own_limits(charge)
+    }
+
     /// Replaces the limits of the rule `name`, so that other limits can be tried out.
     ///
     /// # Errors
@@ -397,13 +408,15 @@ impl RuleSet {
     /// Returns the parent charges of the elastic rules in `charges`. An elastic rule may exceed its
     /// own limits if a large enough percentage of its parent's limits is unused, so the caller must
     /// read the parents before it decides `charges`. Returns `None` if no rule has a parent, which
-    /// is the common case.
+    /// is the common case, or if a block by entries denies the request whatever its limits are.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
-        self.has_parents
-            .then(|| Parents::of(charges, |name| self.rule(name)?.unused_share()))
-            .filter(|parents| !parents.charges.is_empty())
+        if !self.has_parents || charges.iter().any(|charge| charge.blocked.is_some()) {
+            return None;
+        }
+        let parents = Parents::of(charges, |name| self.rule(name)?.unused_share());
+        (!parents.charges.is_empty()).then_some(parents)
     }
 
     /// Returns the rule with this name.
