@@ -40,10 +40,10 @@ mod wait_stats;
 mod waiters;
 
 pub use tidegate_core::{
-    ActiveHours, Algorithm, AlgorithmName, Condition, Cost, Limit, LimitError, LimitSpec, Limits,
-    Line, Lines, MemoryBounds, MemoryStore, OnFailure, Pattern, Rate, Reason, Request,
-    RequestError, RetryAfter, Rule, RuleErrors, RuleSet, Source, Span, Store, Timestamp, Verdict,
-    When, WhenFull, bounds, notation,
+    ActiveHours, Algorithm, AlgorithmName, Condition, Cost, Exactness, Limit, LimitError,
+    LimitSpec, Limits, Line, Lines, MemoryBounds, MemoryStore, OnFailure, Outcome, Pattern,
+    QuotaUnit, Rate, Reason, Request, RequestError, RetryAfter, Rule, RuleErrors, RuleSet, Source,
+    Span, Store, Timestamp, Verdict, When, WhenFull, bounds, notation,
 };
 #[cfg(feature = "redis")]
 pub use tidegate_redis as redis;
