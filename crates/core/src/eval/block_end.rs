@@ -26,12 +26,6 @@ impl BlockEnd {
     pub fn until(self) -> Option<Timestamp> {
         (self != Self::NEVER).then(|| Timestamp::from_micros(self.0.get()))
     }
-
-    /// Returns whether the block has not ended at `now`.
-    #[must_use]
-    pub fn is_unexpired(self, now: Timestamp) -> bool {
-        self.0.get() > now.as_micros()
-    }
 }
 
 #[cfg(test)]
@@ -44,10 +38,6 @@ mod tests {
             assert_eq!(BlockEnd::at(until).until(), until);
             assert!(BlockEnd::at(until) <= BlockEnd::NEVER);
         }
-        let end = BlockEnd::at(Some(Timestamp::from_micros(7)));
-        assert!(end.is_unexpired(Timestamp::from_micros(6)));
-        assert!(!end.is_unexpired(Timestamp::from_micros(7)));
-        assert!(BlockEnd::NEVER.is_unexpired(Timestamp::MAX));
         assert_eq!(size_of::<Option<BlockEnd>>(), 8);
     }
 }

@@ -72,22 +72,18 @@ impl std::error::Error for EntryBlockError {}
 #[derive(Clone, Debug)]
 struct StoredBlock {
     target: EntryBlockTarget,
-    end: BlockEnd,
-    reason: Box<str>,
+    block: EntryBlock,
     /// The number of times that all blocks had been replaced when this block was set.
     generation: usize,
 }
 
 impl StoredBlock {
-    fn block(&self) -> EntryBlock {
-        EntryBlock {
-            until: self.end.until(),
-            reason: self.reason.clone(),
-        }
+    fn end(&self) -> BlockEnd {
+        BlockEnd::at(self.block.until)
     }
 
     fn found(&self) -> (EntryBlockTarget, EntryBlock) {
-        (self.target.clone(), self.block())
+        (self.target.clone(), self.block.clone())
     }
 }
 
@@ -135,6 +131,9 @@ struct Tables {
     /// The blocks that do not depend on a rule.
     all: Table,
     by_rule: HashMap<Box<str>, Table>,
+    /// No block ends before this instant; `None` if no block has an end. Without it, every attempt
+    /// to exceed the maximum number of blocks would visit all blocks to find those that have ended.
+    earliest_end: Option<Timestamp>,
 }
 
 impl Tables {
@@ -161,12 +160,36 @@ impl Tables {
         }
     }
 
-    fn retain(&mut self, keep: &impl Fn(&StoredBlock) -> bool) -> usize {
-        let mut removed = self.all.retain(keep);
+    /// Sets a block, and returns the block that it replaces.
+    fn set(&mut self, stored: StoredBlock) -> Option<EntryBlock> {
+        if let Some(until) = stored.block.until {
+            let earliest = self.earliest_end.map_or(until, |end| end.min(until));
+            self.earliest_end = Some(earliest);
+        }
+        let table = match stored.target.rule() {
+            None => &mut self.all,
+            Some(rule) => self.by_rule.entry(rule.into()).or_default(),
+        };
+        table.set(stored)
+    }
+
+    /// Removes the blocks that have ended at `now`, and returns their number. Visits the blocks only
+    /// if one of them may have ended since the last visit.
+    fn remove_ended(&mut self, now: Timestamp) -> usize {
+        match self.earliest_end {
+            Some(end) if end <= now => self.retain(|stored| stored.block.is_unexpired(now)),
+            _ => 0,
+        }
+    }
+
+    /// Removes the blocks for which `keep` returns false, and returns their number.
+    fn retain(&mut self, keep: impl Fn(&StoredBlock) -> bool) -> usize {
+        let mut removed = self.all.retain(&keep);
         for table in self.by_rule.values_mut() {
-            removed += table.retain(keep);
+            removed += table.retain(&keep);
         }
         self.by_rule.retain(|_, table| !table.is_empty());
+        self.earliest_end = self.iter().filter_map(|stored| stored.block.until).min();
         removed
     }
 
@@ -205,14 +228,9 @@ impl EntryBlocks {
     ) -> Result<Option<EntryBlock>, EntryBlockError> {
         let mut tables = self.write();
         self.make_room(&mut tables, target, now)?;
-        let table = match target.rule() {
-            None => &mut tables.all,
-            Some(rule) => tables.by_rule.entry(rule.into()).or_default(),
-        };
-        let replaced = table.set(StoredBlock {
+        let replaced = tables.set(StoredBlock {
             target: target.clone(),
-            end: BlockEnd::at(new.until),
-            reason: new.reason,
+            block: new,
             generation: self.0.generation.load(Ordering::Relaxed),
         });
         if replaced.is_none() {
@@ -246,7 +264,7 @@ impl EntryBlocks {
         }
         let is_full = self.len() >= bounds::MAX_ENTRY_BLOCKS;
         if is_full || tables.check_room(target).is_err() {
-            let removed = tables.retain(&|stored| stored.end.is_unexpired(now));
+            let removed = tables.remove_ended(now);
             self.0.count.fetch_sub(removed, Ordering::Relaxed);
         }
         if self.len() >= bounds::MAX_ENTRY_BLOCKS {
@@ -258,7 +276,7 @@ impl EntryBlocks {
     /// Returns the block with exactly this `target`, even if it has ended.
     #[must_use]
     pub fn get(&self, target: &EntryBlockTarget) -> Option<EntryBlock> {
-        self.read().get(target).map(StoredBlock::block)
+        Some(self.read().get(target)?.block.clone())
     }
 
     /// Removes and returns the block with this `target`.
@@ -289,26 +307,28 @@ impl EntryBlocks {
     /// their number.
     pub fn end_replacement(&self) -> usize {
         let generation = self.0.generation.load(Ordering::Relaxed);
-        self.retain(|stored| stored.generation == generation)
+        self.remove_all(|tables| tables.retain(|stored| stored.generation == generation))
     }
 
     /// Removes the blocks that have ended at `now` to free their memory. Ended blocks have no
     /// effect.
     pub fn remove_ended(&self, now: Timestamp) {
-        self.retain(|stored| stored.end.is_unexpired(now));
+        self.remove_all(|tables| tables.remove_ended(now));
     }
 
-    fn retain(&self, keep: impl Fn(&StoredBlock) -> bool) -> usize {
+    /// Calls `remove`, which removes blocks and returns their number, unless there are no blocks.
+    fn remove_all(&self, remove: impl FnOnce(&mut Tables) -> usize) -> usize {
         if self.is_empty() {
             return 0;
         }
-        let removed = self.write().retain(&keep);
+        let removed = remove(&mut self.write());
         self.0.count.fetch_sub(removed, Ordering::Relaxed);
         removed
     }
 
     /// Returns up to `most` blocks that `select` accepts, starting after the target `after` and
-    /// sorted by target. Blocks that do not depend on a rule come first.
+    /// sorted by target. Blocks that do not depend on a rule come first. Visits all blocks, and
+    /// copies only those on the page.
     #[must_use]
     pub fn page(
         &self,
@@ -316,22 +336,22 @@ impl EntryBlocks {
         most: usize,
         select: impl Fn(&EntryBlockTarget, &EntryBlock) -> bool,
     ) -> Vec<(EntryBlockTarget, EntryBlock)> {
+        let tables = self.read();
         let mut page = BTreeMap::new();
-        for stored in self.read().iter() {
+        for stored in tables.iter() {
             let target = &stored.target;
             let is_after = after.is_none_or(|after| target > after);
             let last = page.last_key_value();
-            let is_beyond = page.len() == most && last.is_none_or(|(last, _)| *target > *last);
-            if !is_after || is_beyond || !select(target, &stored.block()) {
+            let is_beyond = page.len() == most && last.is_none_or(|(last, _)| target > *last);
+            if !is_after || is_beyond || !select(target, &stored.block) {
                 continue;
             }
-            let (target, block) = stored.found();
-            page.insert(target, block);
+            page.insert(target, stored);
             if page.len() > most {
                 page.pop_last();
             }
         }
-        page.into_iter().collect()
+        page.into_values().map(StoredBlock::found).collect()
     }
 
     /// Calls `visit` with each target.
@@ -357,7 +377,7 @@ impl EntryBlocks {
         let of_rule = rule.and_then(|rule| tables.by_rule.get(rule));
         let found = [Some(&tables.all), of_rule].into_iter().flatten();
         let found = found.filter_map(|table| table.find(request, now));
-        let longest = found.max_by_key(|stored| stored.end);
+        let longest = found.max_by_key(|stored| stored.end());
         longest.map(StoredBlock::found)
     }
 
@@ -378,5 +398,46 @@ impl EntryBlocks {
             .tables
             .write()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_end_bounds_the_ends_of_all_blocks() {
+        let mut tables = Tables::default();
+        let at = |micros| Some(Timestamp::from_micros(micros));
+        let set = |tables: &mut Tables, address: &str, until| {
+            let target = EntryBlockTarget::new(None, &[("ip", address)]).unwrap();
+            let block = EntryBlock {
+                until,
+                reason: "a test".into(),
+            };
+            tables.set(StoredBlock {
+                target,
+                block,
+                generation: 0,
+            })
+        };
+        set(&mut tables, "203.0.113.1", None);
+        assert_eq!(tables.earliest_end, None);
+        for (address, until) in [("203.0.113.2", 20), ("203.0.113.3", 10)] {
+            set(&mut tables, address, at(until));
+        }
+        assert_eq!(tables.earliest_end, at(10));
+        // The replaced block ended first, so the next visit of the blocks removes none.
+        set(&mut tables, "203.0.113.3", at(30));
+        for (now, removed, earliest) in [
+            (9, 0, at(10)),
+            (10, 0, at(20)),
+            (20, 1, at(30)),
+            (30, 1, None),
+        ] {
+            assert_eq!(tables.remove_ended(Timestamp::from_micros(now)), removed);
+            assert_eq!(tables.earliest_end, earliest);
+        }
+        assert_eq!(tables.iter().count(), 1);
     }
 }

@@ -129,7 +129,7 @@ impl Form {
             }
         }
         let found = self.blocks.get(&*key);
-        found.filter(|stored| stored.end.is_unexpired(now))
+        found.filter(|stored| stored.block.is_unexpired(now))
     }
 }
 
@@ -146,7 +146,7 @@ impl Group {
             values.push(RequestValue::new(request.entry(name)?));
         }
         let found = self.forms.iter().filter_map(|form| form.find(&values, now));
-        found.max_by_key(|stored| stored.end)
+        found.max_by_key(|stored| stored.end())
     }
 }
 
@@ -179,7 +179,7 @@ impl Table {
     pub(super) fn end(&self, request: &Request<'_>, now: Timestamp) -> Option<BlockEnd> {
         let mut found = None;
         for group in &self.groups {
-            found = found.max(group.find(request, now).map(|stored| stored.end));
+            found = found.max(group.find(request, now).map(StoredBlock::end));
         }
         found
     }
@@ -188,7 +188,7 @@ impl Table {
     pub(super) fn find(&self, request: &Request<'_>, now: Timestamp) -> Option<&StoredBlock> {
         let found = self.groups.iter();
         let found = found.filter_map(|group| group.find(request, now));
-        found.max_by_key(|stored| stored.end)
+        found.max_by_key(|stored| stored.end())
     }
 
     /// Sets a block, and returns the block that it replaces.
@@ -216,7 +216,7 @@ impl Table {
         let key = Box::from(&*key_of(target));
         // `form` is the index of an existing form.
         let replaced = forms[form].blocks.insert(key, stored);
-        replaced.map(|replaced| replaced.block())
+        replaced.map(|replaced| replaced.block)
     }
 
     pub(super) fn remove(&mut self, target: &EntryBlockTarget) -> Option<EntryBlock> {
@@ -225,11 +225,11 @@ impl Table {
         let form = forms.find(|form| form.kinds.iter().copied().eq(kinds(target)))?;
         let removed = form.blocks.remove(&*key_of(target))?;
         self.remove_empty();
-        Some(removed.block())
+        Some(removed.block)
     }
 
     /// Removes the blocks for which `keep` returns false, and returns their number.
-    pub(super) fn retain(&mut self, keep: &impl Fn(&StoredBlock) -> bool) -> usize {
+    pub(super) fn retain(&mut self, keep: impl Fn(&StoredBlock) -> bool) -> usize {
         let mut removed = 0;
         for form in self.groups.iter_mut().flat_map(|group| &mut group.forms) {
             let before = form.blocks.len();
