@@ -8,7 +8,7 @@ use std::sync::{
 use arc_swap::ArcSwap;
 use foldhash::HashMap;
 use tidegate::DecidedRequest;
-use tidegate_core::{Charge, Cost, Limit, Outcome, Reason, RuleSet, Verdict};
+use tidegate_core::{Charge, Cost, DESCRIPTOR_KEY, Limit, Outcome, Reason, RuleSet, Verdict};
 use tidegate_net::prometheus::{Metric, Page};
 
 use super::{
@@ -173,7 +173,10 @@ impl RuleMetrics {
         for charge in charges {
             let (own, others) = rest.split_at(charge.limits.len().min(rest.len()));
             rest = others;
-            let Some(rule) = charge.limits.name() else {
+            // The limits of an override of a descriptor are named like a rule, but belong to Envoy's
+            // rate limit service, which has its own statistics.
+            let is_of_descriptor = charge.key.starts_with(&DESCRIPTOR_KEY);
+            let Some(rule) = charge.limits.name().filter(|_| !is_of_descriptor) else {
                 continue;
             };
             let counters = table.of(rule);
@@ -293,5 +296,26 @@ impl Table {
         // time.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::Limits;
+
+    use super::*;
+
+    #[test]
+    fn an_override_of_a_descriptor_is_not_counted_for_a_rule() {
+        let metrics = RuleMetrics::default();
+        let limits = Limits::new(vec!["10/s".parse().unwrap()]).unwrap();
+        let limits = limits.named("envoy:shop/api_key");
+        let key = [&DESCRIPTOR_KEY[..], b"shop"].concat();
+        for (key, samples) in [(&*key, false), (b"a rule of the file", true)] {
+            let charge = Charge::new(key, &limits, Cost::ONE).unwrap();
+            metrics.observe_sample(500, &[charge], &[]);
+            let latency = Histogram::sum(std::iter::once(&metrics.0.load().other.latency));
+            assert_eq!(!latency.is_empty(), samples);
+        }
     }
 }
