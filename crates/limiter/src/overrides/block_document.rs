@@ -28,9 +28,10 @@ impl BlockDocument {
         }
     }
 
-    /// Returns whether the document is the removal of a block.
-    pub(super) fn is_removal(&self) -> bool {
-        self.found.is_none()
+    /// Returns whether the document removes a block, or whether its block has ended at `now`.
+    pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
+        let found = self.found.as_ref();
+        found.is_none_or(|found| !found.is_unexpired(now))
     }
 
     pub(super) fn into_block(self) -> Option<EntryBlock> {

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use tidegate_core::{BlockedValue, EntryBlock, EntryBlockTarget, RuleSet};
 
 use super::id::{self, StoredId};
@@ -53,7 +52,9 @@ impl ServerLimiter {
         let mut next = None;
         if blocks.len() > filter.most {
             blocks.truncate(filter.most);
-            next = blocks.last().map(|(target, _)| write_position(target));
+            next = blocks
+                .last()
+                .map(|(target, _)| id::to_position(&id::of_block(target)));
         }
         Some(EntryBlockPage { blocks, next })
     }
@@ -107,13 +108,8 @@ impl<'s> Search<'s> {
     }
 }
 
-fn write_position(last: &EntryBlockTarget) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(id::of_block(last))
-}
-
 fn parse_position(text: &str) -> Option<EntryBlockTarget> {
-    let id = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-    match id::parse(&id)? {
+    match id::parse_position(text)? {
         StoredId::Block(target) => Some(target),
         StoredId::Override(..) => None,
     }

@@ -50,9 +50,10 @@ impl OverrideDocument {
         id::of_override(&self.rule, &self.target)
     }
 
-    /// Returns whether the document removes an override.
-    pub(super) fn is_removal(&self) -> bool {
-        self.found.is_none()
+    /// Returns whether the document removes an override, or whether its override has ended at `now`.
+    pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
+        let found = self.found.as_ref();
+        found.is_none_or(|found| !found.is_unexpired(now))
     }
 
     pub(super) fn into_override(self) -> Option<Override> {

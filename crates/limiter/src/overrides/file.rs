@@ -1,6 +1,7 @@
 //! The override file: one JSON document per line, in the order of the changes. It contains the
 //! overrides and the blocks by entries. A change is written to disk before it takes effect. The
-//! file is compacted when many of its lines are obsolete, because later lines replace them.
+//! file is compacted when many of its lines may be obsolete, because later lines replace them or
+//! because their override or block has ended.
 
 use std::{
     collections::HashMap,
@@ -12,7 +13,10 @@ use std::{
 
 use tidegate_core::Timestamp;
 
-use super::stored::{LiveTables, StoredDocument};
+use super::{
+    ChangeError,
+    stored::{LiveTables, StoredDocument},
+};
 
 /// A file with fewer lines is not compacted. A longer file is compacted once it has twice as many
 /// lines as there were overrides and blocks when it was opened or last compacted.
@@ -47,11 +51,12 @@ impl OverrideFile {
 
     /// Makes a change: first writes `document` to the file, and then calls `apply`. Returns the
     /// result of `apply`. If an error occurs, the file is not changed.
-    pub(super) fn change<T, E: From<io::Error>>(
+    pub(super) fn change<T, E>(
         &mut self,
         document: &[u8],
+        now: Timestamp,
         apply: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
+    ) -> Result<T, ChangeError<E>> {
         let before = self.file.metadata()?.len();
         let line = [document, b"\n"].concat();
         let written = self
@@ -59,7 +64,7 @@ impl OverrideFile {
             .write_all(&line)
             .and_then(|()| self.file.sync_data());
         let changed = match written {
-            Ok(()) => apply(),
+            Ok(()) => apply().map_err(ChangeError::Refused),
             Err(error) => Err(error.into()),
         };
         if changed.is_err() {
@@ -69,18 +74,19 @@ impl OverrideFile {
         }
         self.lines += 1;
         if self.lines >= self.compact_at {
-            self.compact();
+            self.compact(now);
         }
         changed
     }
 
-    /// Adds those of `documents` whose override or block is not in the file.
-    pub(super) fn add_missing(&mut self, documents: &[Vec<u8>]) -> io::Result<()> {
-        let present = last_lines(&self.path)?;
+    /// Adds those of `documents` whose override or block has not ended and is not in the file.
+    pub(super) fn add_missing(&mut self, documents: &[Vec<u8>], now: Timestamp) -> io::Result<()> {
+        let present = last_lines(&self.path, now)?;
         let mut lines = Vec::new();
         for document in documents {
-            let is_missing = StoredDocument::decode(document)
-                .is_ok_and(|decoded| !present.contains_key(&decoded.id()));
+            let is_missing = StoredDocument::decode(document).is_ok_and(|decoded| {
+                !decoded.is_obsolete(now) && !present.contains_key(&decoded.id())
+            });
             if is_missing {
                 lines.extend_from_slice(document);
                 lines.push(b'\n');
@@ -91,10 +97,10 @@ impl OverrideFile {
         self.file.sync_data()
     }
 
-    /// Compacts the file, so that it has only the last line of each override and block. If this
-    /// fails, the file is not changed.
-    fn compact(&mut self) {
-        match compact(&self.path) {
+    /// Compacts the file, so that it has only the last line of each override and block that has not
+    /// ended. If this fails, the file is not changed.
+    fn compact(&mut self, now: Timestamp) {
+        match compact(&self.path, now) {
             Ok((file, lines)) => (self.file, self.lines) = (file, lines),
             Err(error) => {
                 let file = self.path.display();
@@ -146,10 +152,10 @@ fn read(file: File, path: &Path, tables: &LiveTables, now: Timestamp) -> io::Res
     Ok(number)
 }
 
-/// Rewrites the file at `path` with only the last line of each override and block. Returns the new
-/// file and its number of lines. Lines that cannot be parsed are dropped.
-fn compact(path: &Path) -> io::Result<(File, usize)> {
-    let mut kept: Vec<usize> = last_lines(path)?.into_values().collect();
+/// Rewrites the file at `path` with only the last line of each override and block that has not
+/// ended. Returns the new file and its number of lines. Lines that cannot be parsed are dropped.
+fn compact(path: &Path, now: Timestamp) -> io::Result<(File, usize)> {
+    let mut kept: Vec<usize> = last_lines(path, now)?.into_values().collect();
     kept.sort_unstable();
     let mut draft_path = path.as_os_str().to_owned();
     draft_path.push(".draft");
@@ -170,13 +176,13 @@ fn compact(path: &Path) -> io::Result<(File, usize)> {
     Ok((draft, kept.len()))
 }
 
-/// Returns the number of the last line of each override and block that has not been removed, by its
-/// ID.
-fn last_lines(path: &Path) -> io::Result<HashMap<Vec<u8>, usize>> {
+/// Returns the number of the last line of each override and block that has not been removed and has
+/// not ended at `now`, by its ID.
+fn last_lines(path: &Path, now: Timestamp) -> io::Result<HashMap<Vec<u8>, usize>> {
     let mut last = HashMap::new();
     for (number, line) in lines(path)?.enumerate() {
         match StoredDocument::decode(&line?) {
-            Ok(document) if document.is_removal() => drop(last.remove(&document.id())),
+            Ok(document) if document.is_obsolete(now) => drop(last.remove(&document.id())),
             Ok(document) => drop(last.insert(document.id(), number)),
             Err(_) => {}
         }
@@ -191,11 +197,11 @@ fn lines(path: &Path) -> io::Result<Split<BufReader<File>>> {
 #[cfg(test)]
 mod tests {
     use tidegate_core::{
-        EntryBlock, EntryBlockError, EntryBlockTarget, Override, OverrideTarget, Replacement,
+        EntryBlock, EntryBlockTarget, Override, OverrideTarget, Replacement, Span,
     };
 
     use super::{
-        super::{ChangeOverrideError, block_document::BlockDocument, document::OverrideDocument},
+        super::{block_document::BlockDocument, document::OverrideDocument},
         *,
     };
 
@@ -232,17 +238,13 @@ mod tests {
 
         fn change(&mut self, document: &OverrideDocument) {
             let apply = || document.clone().apply(&self.tables.overrides, NOW);
-            let changed = self.file.change(&document.encode(), || {
-                apply().map_err(ChangeOverrideError::from)
-            });
+            let changed = self.file.change(&document.encode(), NOW, apply);
             changed.unwrap();
         }
 
         fn change_block(&mut self, document: &BlockDocument) {
             let apply = || document.clone().apply(&self.tables.entry_blocks, NOW);
-            let changed = self.file.change(&document.encode(), || {
-                apply().map_err(|error: EntryBlockError| io::Error::other(error))
-            });
+            let changed = self.file.change(&document.encode(), NOW, apply);
             changed.unwrap();
         }
 
@@ -295,12 +297,53 @@ mod tests {
         writer.change_block(&BlockDocument::new(&net, &block));
         writer.change_block(&BlockDocument::new(&tenant, &block));
         writer.change_block(&BlockDocument::removal(&tenant));
-        writer.file.compact();
+        writer.file.compact(NOW);
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
         drop(writer);
         let restored = Writer::open(&path);
         assert_eq!(restored.tables.entry_blocks.get(&net), Some(block));
         assert_eq!(restored.tables.entry_blocks.len(), 1);
+        assert_eq!(restored.shown("alice").as_deref(), Some("20/min"));
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn ended_overrides_and_blocks_are_dropped() {
+        let path = path("overrides-ended");
+        let mut writer = Writer::open(&path);
+        let end = NOW.after(Span::from_secs(60));
+        let target = EntryBlockTarget::new(None, &[("ip", "203.0.113.0/24")]).unwrap();
+        let forever = EntryBlock {
+            until: None,
+            reason: "attack".into(),
+        };
+        let ending = EntryBlock {
+            until: Some(end),
+            ..forever.clone()
+        };
+        // The line of the replaced block must not take effect again.
+        for block in [&forever, &ending] {
+            writer.change_block(&BlockDocument::new(&target, block));
+        }
+        writer.set("alice", 20);
+        let found = Override {
+            replacement: Replacement::Limits(Box::new(["30/min".into()])),
+            until: Some(end),
+            reason: "a test".into(),
+        };
+        let bob = OverrideTarget::of(&["bob"]);
+        writer.change(&OverrideDocument::new("api", &bob, &found));
+        let lines = || fs::read_to_string(&path).unwrap().lines().count();
+        writer.file.compact(NOW);
+        assert_eq!(lines(), 3);
+        writer.file.compact(end);
+        assert_eq!(lines(), 1);
+        let ended = BlockDocument::new(&target, &ending);
+        writer.file.add_missing(&[ended.encode()], end).unwrap();
+        assert_eq!(lines(), 1);
+        drop(writer);
+        let restored = Writer::open(&path);
+        assert_eq!(restored.tables.len(), 1);
         assert_eq!(restored.shown("alice").as_deref(), Some("20/min"));
         fs::remove_file(&path).unwrap();
     }

@@ -8,6 +8,7 @@
 //!
 //! No part contains the separator, because this byte never occurs in UTF-8.
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use tidegate_core::{EntryBlockTarget, OverrideTarget};
 
 const SEPARATOR: u8 = 0xFF;
@@ -75,6 +76,16 @@ pub(super) fn parse(id: &[u8]) -> Option<StoredId> {
         }
         _ => None,
     }
+}
+
+/// Encodes the ID of the last override or block of a page as the position of the next page.
+pub(super) fn to_position(id: &[u8]) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(id)
+}
+
+/// Decodes a position. Returns `None` if the text is not a position.
+pub(super) fn parse_position(text: &str) -> Option<StoredId> {
+    parse(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?)
 }
 
 #[cfg(test)]

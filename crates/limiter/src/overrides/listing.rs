@@ -1,6 +1,5 @@
 //! Lists overrides page by page.
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use tidegate_core::{Override, OverrideTarget, RuleSet};
 
 use super::{
@@ -104,12 +103,11 @@ fn contains(target: &OverrideTarget, found: &Override, text: &str) -> bool {
 }
 
 fn write_position(last: &ListedOverride<'_>) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(id::of_override(last.rule.name(), &last.target))
+    id::to_position(&id::of_override(last.rule.name(), &last.target))
 }
 
 fn parse_position(text: &str) -> Option<(String, OverrideTarget)> {
-    let id = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-    match id::parse(&id)? {
+    match id::parse_position(text)? {
         StoredId::Override(rule, target) => Some((rule, target)),
         StoredId::Block(_) => None,
     }

@@ -31,7 +31,7 @@ use std::{
 
 use tidegate_core::{
     EntryBlock, EntryBlockError, EntryBlockTarget, EntryBlocks, Override, OverrideError,
-    OverrideTarget, Overrides, Rule, Store as _,
+    OverrideTarget, Overrides, Rule, Store as _, Timestamp,
 };
 use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_redis::{OverrideChanges, OverrideVersion, RedisStore, StoreError};
@@ -74,39 +74,29 @@ const READS_PER_CLEANUP: u32 = 7_200;
 /// The maximum number of times that one read is restarted from the beginning.
 const MAX_RESTARTS: u32 = 2;
 
-/// The reason why an override was not changed.
+/// The reason why an override or a block by entries was not changed. `E` is the error of an invalid
+/// change, or of a change for which there is no room.
 #[derive(Debug, thiserror::Error)]
-pub enum ChangeOverrideError {
-    /// The override is not valid, or there are too many overrides.
+pub enum ChangeError<E> {
+    /// The change is not valid, or there are too many overrides or blocks.
     #[error(transparent)]
-    Override(#[from] OverrideError),
+    Refused(E),
     /// Redis cannot be reached.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The override file cannot be written.
     #[error("cannot write the override file: {0}")]
     File(#[from] io::Error),
-    /// Another process has taken over the overrides.
+    /// Another process has taken over the overrides and blocks.
     #[error(transparent)]
     Moved(#[from] StateMoved),
 }
 
+/// The reason why an override was not changed.
+pub type ChangeOverrideError = ChangeError<OverrideError>;
+
 /// The reason why a block by entries was not changed.
-#[derive(Debug, thiserror::Error)]
-pub enum ChangeBlockError {
-    /// There are too many blocks.
-    #[error(transparent)]
-    Block(#[from] EntryBlockError),
-    /// Redis cannot be reached.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The override file cannot be written.
-    #[error("cannot write the override file: {0}")]
-    File(#[from] io::Error),
-    /// Another process has taken over the blocks.
-    #[error(transparent)]
-    Moved(#[from] StateMoved),
-}
+pub type ChangeBlockError = ChangeError<EntryBlockError>;
 
 /// The error of a change after another process has taken over the overrides and blocks.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -154,16 +144,18 @@ enum ChangeFile {
 
 impl MemoryChanges {
     /// Makes a change: first in the file, if there is one, and then with `apply`.
-    fn make<T, E>(&mut self, line: &[u8], apply: impl FnOnce() -> Result<T, E>) -> Result<T, E>
-    where
-        E: From<io::Error> + From<StateMoved>,
-    {
+    fn make<T, E>(
+        &mut self,
+        line: &[u8],
+        now: Timestamp,
+        apply: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, ChangeError<E>> {
         if self.is_moved {
             return Err(StateMoved.into());
         }
         match &mut self.file {
-            ChangeFile::Open(file) => file.change(line, apply),
-            ChangeFile::None | ChangeFile::Later(_) => apply(),
+            ChangeFile::Open(file) => file.change(line, now, apply),
+            ChangeFile::None | ChangeFile::Later(_) => apply().map_err(ChangeError::Refused),
         }
     }
 }
@@ -234,9 +226,11 @@ impl ServerLimiter {
         target: &OverrideTarget,
         new: Override,
     ) -> Result<Option<Override>, ChangeOverrideError> {
-        Overrides::check(rule, target, &new.replacement).map_err(OverrideError::from)?;
+        let checked = Overrides::check(rule, target, &new.replacement);
+        checked.map_err(|error| ChangeError::Refused(error.into()))?;
         let overrides = &self.live.overrides;
-        overrides.check_room(rule.name(), target, self.now())?;
+        let room = overrides.check_room(rule.name(), target, self.now());
+        room.map_err(ChangeError::Refused)?;
         let Some(redis) = self.redis_store() else {
             let document = OverrideDocument::new(rule.name(), target, &new);
             return self.change_override_in_memory(document).await;
@@ -248,7 +242,7 @@ impl ServerLimiter {
             .put_override(document.id(), document.encode(), until)
             .await?
         {
-            return Err(OverrideError::TooMany.into());
+            return Err(ChangeError::Refused(OverrideError::TooMany));
         }
         self.read_own_change(store).await;
         Ok(replaced)
@@ -293,7 +287,8 @@ impl ServerLimiter {
         new: EntryBlock,
     ) -> Result<Option<EntryBlock>, ChangeBlockError> {
         let blocks = &self.live.entry_blocks;
-        blocks.check_room(target, self.now())?;
+        let room = blocks.check_room(target, self.now());
+        room.map_err(ChangeError::Refused)?;
         let document = BlockDocument::new(target, &new);
         let Some(redis) = self.redis_store() else {
             return self.change_block_in_memory(document).await;
@@ -304,14 +299,14 @@ impl ServerLimiter {
             .put_override(id.clone(), document.encode(), until)
             .await?
         {
-            return Err(EntryBlockError::TooMany.into());
+            return Err(ChangeError::Refused(EntryBlockError::TooMany));
         }
         self.read_own_change(store).await;
         // Another server may have set the last possible block at the same time. The servers apply
         // the changes in the same order, so no server enforces this block.
         if let (None, Err(error)) = (blocks.get(target), blocks.check_room(target, self.now())) {
             store.drop_override(id).await?;
-            return Err(error.into());
+            return Err(ChangeError::Refused(error));
         }
         Ok(replaced)
     }
@@ -346,8 +341,8 @@ impl ServerLimiter {
     ) -> Result<Option<EntryBlock>, ChangeBlockError> {
         let (blocks, now) = (self.live.entry_blocks.clone(), self.now());
         let line = document.encode();
-        let apply = move || Ok(document.apply(&blocks, now)?);
-        self.change_in_memory(line, apply).await
+        let apply = move || document.apply(&blocks, now);
+        self.change_in_memory(line, now, apply).await
     }
 
     /// Changes an override of a memory store. Returns the replaced or removed override.
@@ -357,8 +352,8 @@ impl ServerLimiter {
     ) -> Result<Option<Override>, ChangeOverrideError> {
         let (overrides, now) = (self.live.overrides.clone(), self.now());
         let line = document.encode();
-        let apply = move || Ok(document.apply(&overrides, now)?);
-        self.change_in_memory(line, apply).await
+        let apply = move || document.apply(&overrides, now);
+        self.change_in_memory(line, now, apply).await
     }
 
     /// Makes a change in a memory store: first in the file, if there is one, and then in the table
@@ -366,20 +361,21 @@ impl ServerLimiter {
     async fn change_in_memory<T, E>(
         &self,
         line: Vec<u8>,
+        now: Timestamp,
         apply: impl FnOnce() -> Result<T, E> + Send + 'static,
-    ) -> Result<T, E>
+    ) -> Result<T, ChangeError<E>>
     where
         T: Send + 'static,
-        E: From<io::Error> + From<StateMoved> + Send + 'static,
+        E: Send + 'static,
     {
         if !self.override_keeper.has_file {
-            return self.override_keeper.changes().make(&line, apply);
+            return self.override_keeper.changes().make(&line, now, apply);
         }
         let changes = Arc::clone(&self.override_keeper.changes);
         // The blocking task completes the change even if the caller's future is dropped.
         let changed = tokio::task::spawn_blocking(move || {
             let mut changes = changes.lock().unwrap_or_else(PoisonError::into_inner);
-            changes.make(&line, apply)
+            changes.make(&line, now, apply)
         });
         let shutdown = |_| Err(io::Error::other("the server is shutting down").into());
         changed.await.unwrap_or_else(shutdown)
@@ -424,7 +420,7 @@ impl ServerLimiter {
         let mut changes = self.override_keeper.changes();
         if let ChangeFile::Later(path) = &changes.file {
             let mut file = OverrideFile::restore(path, &self.live, self.now())?;
-            file.add_missing(&restored)?;
+            file.add_missing(&restored, self.now())?;
             changes.file = ChangeFile::Open(file);
         }
         self.live.end_replacement();

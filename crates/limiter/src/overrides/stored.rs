@@ -71,11 +71,12 @@ impl StoredDocument {
         }
     }
 
-    /// Returns whether the document is the removal of an override or a block.
-    pub(super) fn is_removal(&self) -> bool {
+    /// Returns whether the document is the removal of an override or a block, or whether its
+    /// override or block has ended at `now`.
+    pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
         match self {
-            Self::Override(document) => document.is_removal(),
-            Self::Block(document) => document.is_removal(),
+            Self::Override(document) => document.is_obsolete(now),
+            Self::Block(document) => document.is_obsolete(now),
         }
     }
 

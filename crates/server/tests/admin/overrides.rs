@@ -338,11 +338,15 @@ fn a_descriptor_of_envoys_rate_limit_service_is_overridden() {
         assert_eq!(answer.status, status, "{key}: {answer:?}");
         assert!(answer.problem().contains(problem), "{key}: {answer:?}");
     }
-    let unknown = "/v1/overrides/envoy:shop%2Fnobody/x";
-    let unknown = listener.ask("PUT", unknown, r#"{"limits": "5/min"}"#);
-    assert_eq!(unknown.status, 404);
-    let expected = "Envoy's rate limit service has no rule \"envoy:shop/nobody\" with a limit";
-    assert!(unknown.problem().starts_with(expected), "{unknown:?}");
+    for (method, path) in [
+        ("PUT", "/v1/overrides/envoy:shop%2Fnobody/x"),
+        ("GET", "/v1/overrides?rule=envoy:shop%2Fnobody"),
+    ] {
+        let unknown = listener.ask(method, path, r#"{"limits": "5/min"}"#);
+        assert_eq!(unknown.status, 404);
+        let expected = "Envoy's rate limit service has no rule \"envoy:shop/nobody\" with a limit";
+        assert!(unknown.problem().starts_with(expected), "{unknown:?}");
+    }
 
     // Without the rule, the override is kept and listed as inactive.
     service.load(file("domain: shop\ndescriptors: []"));

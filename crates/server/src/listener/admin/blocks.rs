@@ -14,7 +14,7 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{audit::Auditor, path::KeyTarget, store_problem};
+use super::{audit::Auditor, end::end_document, path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
@@ -123,7 +123,7 @@ pub(super) async fn put(
     let now = limiter.block_clock().await.map_err(store_problem)?;
     let mut document = document(limiter, &rules, &block, now);
     if let Some(replaced) = replaced {
-        let mut former = end_document(&replaced, now);
+        let mut former = end_document(replaced.until, now);
         former["reason"] = replaced.reason.into();
         document["replaced"] = former;
     }
@@ -275,7 +275,7 @@ impl BlockView<'_> {
             values,
             inactive,
         } = BlockedKey::of(block, self.rules);
-        let mut document = end_document(block, self.now);
+        let mut document = end_document(block.until, self.now);
         document["rule"] = json!(rule);
         document["key"] = json!(values);
         document["reason"] = json!(block.reason);
@@ -285,16 +285,6 @@ impl BlockView<'_> {
         }
         document
     }
-}
-
-/// Serialises the end of a block. If the block has no end, all fields are null.
-fn end_document(block: &Block, now: Timestamp) -> Value {
-    let remaining = block.until.map(|until| until.since(now));
-    json!({
-        "until": block.until.and_then(date),
-        "until_ms": block.until.map(|until| until.as_micros() / 1_000),
-        "left_ms": remaining.map(Span::as_millis_ceil),
-    })
 }
 
 pub(super) fn document(

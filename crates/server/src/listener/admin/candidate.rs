@@ -16,7 +16,7 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{audit::Auditor, query::Query};
+use super::{audit::Auditor, on_other_thread, query::Query};
 use crate::reload::{PromoteError, Reloader};
 
 /// The maximum and the default of `n`, the number of keys in each list.
@@ -47,11 +47,7 @@ pub(super) async fn promote(
     };
     let rules_file = reloader.path().display().to_string();
     // Reading a large file takes a while and must not block the other connections of this worker.
-    let promoted = tokio::task::spawn_blocking(move || reloader.promote()).await;
-    let promoted = promoted.map_err(|_| {
-        let detail = "the server is shutting down";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    })?;
+    let promoted = on_other_thread(move || reloader.promote()).await?;
     let promoted = promoted.map_err(|error| match error {
         PromoteError::NoCandidate => Problem::new(StatusCode::NOT_FOUND, error.to_string()),
         PromoteError::Changed(_) | PromoteError::Unusable(_) => {

@@ -19,6 +19,7 @@ use tidegate_net::{
 
 use super::{
     super::{http::millis, top},
+    on_other_thread,
     path::{KeyTarget, no_rule},
     query::Query,
 };
@@ -148,7 +149,7 @@ async fn own_denials(
     let limiter = Arc::clone(limiter);
     // Searching a full list takes milliseconds. On this thread, the search would delay the
     // decisions of this worker.
-    let listed = tokio::task::spawn_blocking(move || {
+    let listed = on_other_thread(move || {
         let key = wanted.key();
         let filter = wanted.filter(&key);
         let mut list = limiter.denials().list(&filter, wanted.most);
@@ -158,10 +159,7 @@ async fn own_denials(
             .collect();
         list
     });
-    listed.await.map_err(|_| {
-        let detail = "the server is shutting down";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    })
+    listed.await
 }
 
 /// Returns the newest denials of both lists, up to `most`.

@@ -1,8 +1,19 @@
-//! Parses the end of an override or of a block by entries: the fields `for` and `until`.
+//! The end of an override or of a block: parses the fields `for` and `until`, and serialises it.
 
-use tidegate_core::{Timestamp, bounds::MAX_PERIOD, notation};
+use serde_json::{Value, json};
+use tidegate_core::{Span, Timestamp, bounds::MAX_PERIOD, notation};
 use tidegate_limiter::date;
 use tidegate_net::{Problem, input::shown};
+
+/// Serialises the end of an override or of a block. If it has no end, all fields are null.
+pub(super) fn end_document(until: Option<Timestamp>, now: Timestamp) -> Value {
+    let left = until.map(|until| until.since(now));
+    json!({
+        "until": until.and_then(date::date),
+        "until_ms": until.map(|until| until.as_micros() / 1_000),
+        "left_ms": left.map(Span::as_millis_ceil),
+    })
+}
 
 /// The end that a request contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

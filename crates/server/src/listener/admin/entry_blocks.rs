@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    BlockedValue, EntryBlock, EntryBlockTarget, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES,
+    BlockedValue, EntryBlock, EntryBlockTarget, RuleSet, Timestamp, bounds::MAX_REASON_BYTES,
 };
 use tidegate_identity::Trust;
 use tidegate_limiter::{
@@ -22,7 +22,13 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{audit::Auditor, end::RequestedEnd, path::no_rule, query::Query, store_problem};
+use super::{
+    audit::Auditor,
+    end::{RequestedEnd, end_document},
+    on_other_thread,
+    path::no_rule,
+    query::{Query, invalid_position},
+};
 
 /// The maximum and the default of `n`, the number of blocks on a page.
 const MAX_ON_PAGE: usize = 1_000;
@@ -50,23 +56,14 @@ pub(super) async fn list(
     let query = Query::parse(query, &["search", "after", "n"], None)?;
     let most = query.count(MAX_ON_PAGE, DEFAULT_ON_PAGE)?;
     let scanned = Arc::clone(limiter);
-    let page = tokio::task::spawn_blocking(move || {
+    let page = on_other_thread(move || {
         scanned.list_entry_blocks(EntryBlockFilter {
             search: query.get("search"),
             after: query.get("after"),
             most,
         })
     });
-    let page = page.await.map_err(|_| {
-        let detail = "the server is shutting down";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    })?;
-    let page = page.ok_or_else(|| {
-        Problem::bad(
-            "after",
-            "is not a `next` value of this list; omit `after` to start again",
-        )
-    })?;
+    let page = page.await?.ok_or_else(invalid_position)?;
     let rules = limiter.rules();
     let view = View::new(limiter, &rules);
     let listed = page.blocks.iter();
@@ -349,14 +346,9 @@ fn none() -> Problem {
 }
 
 fn change_problem(error: ChangeBlockError) -> Problem {
-    match error {
-        ChangeBlockError::Block(error) => Problem::new(StatusCode::CONFLICT, error.to_string()),
-        ChangeBlockError::Store(error) => store_problem(error),
-        ChangeBlockError::File(_) | ChangeBlockError::Moved(_) => {
-            let detail = format!("{error}; nothing was changed");
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-        }
-    }
+    super::change_problem(error, |error| {
+        Problem::new(StatusCode::CONFLICT, error.to_string())
+    })
 }
 
 /// Sends an event about a change. The values are hashed if the settings require it.
@@ -410,12 +402,8 @@ impl<'a> View<'a> {
     }
 
     fn end_and_reason(&self, block: &EntryBlock) -> Value {
-        let left = block.until.map(|until| until.since(self.now));
-        json!({
-            "until": block.until.and_then(date),
-            "until_ms": block.until.map(|until| until.as_micros() / 1_000),
-            "left_ms": left.map(Span::as_millis_ceil),
-            "reason": block.reason,
-        })
+        let mut document = end_document(block.until, self.now);
+        document["reason"] = json!(block.reason);
+        document
     }
 }

@@ -68,7 +68,7 @@ use hyper::{
 use serde_json::json;
 use tidegate_config::Identity;
 use tidegate_envoy::RuleSource;
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, overrides::ChangeError};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     prometheus::Format,
@@ -376,15 +376,9 @@ impl Admin {
         // Reading a large file takes a while and must not block the other connections of this
         // worker.
         let by = Arc::clone(&operator.name);
-        let reloaded = tokio::task::spawn_blocking(move || targets.reload(&by)).await;
-        let reloaded = reloaded.unwrap_or_else(|_| {
-            let detail = "the server is shutting down";
-            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
-        });
-        let mut members = reloaded?;
+        let mut members = on_other_thread(move || targets.reload(&by)).await??;
         if self.reloader.is_some() {
-            reload::add_inactive_blocks(&self.limiter, &mut members).await;
-            reload::add_inactive_overrides(&self.limiter, &mut members).await;
+            reload::add_inactive(&self.limiter, &mut members).await;
         }
         Ok(json(StatusCode::OK, &members))
     }
@@ -392,6 +386,33 @@ impl Admin {
 
 fn liveness() -> Answer {
     json(StatusCode::OK, &json!({"ok": true}))
+}
+
+/// Runs `work`, which takes too long for a worker, on another thread.
+async fn on_other_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| {
+        let detail = "the server is shutting down";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })
+}
+
+/// Reports that an override or a block by entries was not changed. `refused` reports an invalid
+/// change.
+fn change_problem<E>(error: ChangeError<E>, refused: impl FnOnce(E) -> Problem) -> Problem
+where
+    E: std::error::Error + 'static,
+{
+    match error {
+        ChangeError::Refused(error) => refused(error),
+        ChangeError::Store(error) => store_problem(error),
+        ChangeError::File(_) | ChangeError::Moved(_) => {
+            let detail = format!("{error}; nothing was changed");
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        }
+    }
 }
 
 /// Reports that Redis could not be queried or did not execute the operation.

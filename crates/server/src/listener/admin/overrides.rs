@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    LimitError, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Span,
-    Timestamp,
+    LimitError, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Timestamp,
     bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
 };
 use tidegate_limiter::{
     ServerLimiter,
-    date::date,
     entries::Spelling,
     overrides::{ChangeOverrideError, DESCRIPTOR_RULE_PREFIX, OverridableRule, OverrideFilter},
 };
@@ -25,10 +23,10 @@ use tidegate_net::{
 
 use super::{
     audit::Auditor,
-    end::RequestedEnd,
+    end::{RequestedEnd, end_document},
+    on_other_thread,
     path::{KeyTarget, no_rule},
-    query::Query,
-    store_problem,
+    query::{Query, invalid_position},
 };
 
 /// The maximum and the default of `n`, the number of overrides on a page.
@@ -48,11 +46,7 @@ pub(super) async fn list(
     query: Option<&str>,
 ) -> Result<Answer, Problem> {
     let (limiter, query) = (Arc::clone(limiter), query.map(str::to_owned));
-    let listed = tokio::task::spawn_blocking(move || list_now(&limiter, query.as_deref()));
-    listed.await.unwrap_or_else(|_| {
-        let detail = "the server is shutting down";
-        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
-    })
+    on_other_thread(move || list_now(&limiter, query.as_deref())).await?
 }
 
 fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
@@ -61,7 +55,7 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
     if let Some(name) = query.get("rule")
         && limiter.overridable_rule(&rules, name).is_none()
     {
-        return Err(no_rule(&rules, name, &[]));
+        return Err(no_overridable_rule(&rules, name, &[]));
     }
     let filter = OverrideFilter {
         rule: query.get("rule"),
@@ -69,12 +63,8 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
         after: query.get("after"),
         most: query.count(MAX_ON_PAGE, DEFAULT_ON_PAGE)?,
     };
-    let page = limiter.list_overrides(&rules, filter).ok_or_else(|| {
-        Problem::bad(
-            "after",
-            "is not a `next` value of this list; omit `after` to start again",
-        )
-    })?;
+    let page = limiter.list_overrides(&rules, filter);
+    let page = page.ok_or_else(invalid_position)?;
     let view = View::new(limiter);
     let listed = page.overrides.iter();
     let documents: Vec<Value> = listed
@@ -206,10 +196,15 @@ fn find_rule<'r>(
     target: KeyTarget<'_>,
 ) -> Result<OverridableRule<'r>, Problem> {
     let rule = limiter.overridable_rule(rules, target.rule);
-    rule.ok_or_else(|| match target.rule.starts_with(DESCRIPTOR_RULE_PREFIX) {
-        true => no_descriptor_rule(target.rule),
-        false => no_rule(rules, target.rule, target.key),
-    })
+    rule.ok_or_else(|| no_overridable_rule(rules, target.rule, target.key))
+}
+
+/// Reports that neither the rules file nor Envoy's rate limit service has a rule with this name.
+fn no_overridable_rule(rules: &RuleSet, name: &str, key: &[&str]) -> Problem {
+    match name.starts_with(DESCRIPTOR_RULE_PREFIX) {
+        true => no_descriptor_rule(name),
+        false => no_rule(rules, name, key),
+    }
 }
 
 fn no_descriptor_rule(name: &str) -> Problem {
@@ -242,19 +237,10 @@ fn none(limiter: &ServerLimiter, rule: &Rule, target: KeyTarget<'_>) -> Problem 
 }
 
 fn change_problem(error: ChangeOverrideError) -> Problem {
-    match error {
-        ChangeOverrideError::Override(OverrideError::Invalid(error)) => {
-            Problem::bad(&error.field, error.problem)
-        }
-        ChangeOverrideError::Override(error) => {
-            Problem::new(StatusCode::CONFLICT, error.to_string())
-        }
-        ChangeOverrideError::Store(error) => store_problem(error),
-        ChangeOverrideError::File(_) | ChangeOverrideError::Moved(_) => Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("{error}; nothing was changed"),
-        ),
-    }
+    super::change_problem(error, |error| match error {
+        OverrideError::Invalid(error) => Problem::bad(&error.field, error.problem),
+        error => Problem::new(StatusCode::CONFLICT, error.to_string()),
+    })
 }
 
 /// The context for serialising overrides.
@@ -288,20 +274,15 @@ impl View {
 
     /// Serialises the content of an override: its limits, its end and its reason.
     fn change(&self, found: &Override) -> Value {
-        let mut document = Map::new();
+        let mut document = end_document(found.until, self.now);
         let (field, value) = match &found.replacement {
             Replacement::Limits(limits) => ("limits", json!(limits)),
             Replacement::Factor(factor) => ("factor", factor.to_string().into()),
             Replacement::Plan(plan) => ("plan", json!(plan)),
         };
-        document.insert(field.to_owned(), value);
-        let left = found.until.map(|until| until.since(self.now));
-        let until_ms = found.until.map(|until| until.as_micros() / 1_000);
-        document.insert("until".to_owned(), json!(found.until.and_then(date)));
-        document.insert("until_ms".to_owned(), json!(until_ms));
-        document.insert("left_ms".to_owned(), json!(left.map(Span::as_millis_ceil)));
-        document.insert("reason".to_owned(), json!(found.reason));
-        Value::Object(document)
+        document[field] = value;
+        document["reason"] = json!(found.reason);
+        document
     }
 }
 

@@ -14,6 +14,7 @@ use tidegate_net::{
 
 use super::{
     super::{http::read_body_up_to, top},
+    on_other_thread,
     reload::{MAX_WARNINGS, refused},
 };
 use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as preview_rules};
@@ -36,14 +37,10 @@ pub(super) async fn preview(
         text.map_err(|_| Problem::bad("body", "is not UTF-8; send the contents of a rules file"))?;
     let (rules, reloader) = (limiter.rules(), reloader.map(Arc::clone));
     // Reading a large file takes a while and must not block the other connections of this worker.
-    let read =
-        tokio::task::spawn_blocking(move || preview_rules(&rules, reloader.as_deref(), &text));
-    let read = read.await.map_err(|_| {
-        let detail = "the server is shutting down";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    })?;
-    let preview =
-        read.map_err(|problems| refused("the file cannot be used as the rules file", problems))?;
+    let read = on_other_thread(move || preview_rules(&rules, reloader.as_deref(), &text));
+    let preview = read
+        .await?
+        .map_err(|problems| refused("the file cannot be used as the rules file", problems))?;
     let RulesPreview {
         rules,
         diff,

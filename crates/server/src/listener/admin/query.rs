@@ -7,6 +7,14 @@ use tidegate_net::{
     input::{advice, shown},
 };
 
+/// Reports that the parameter `after` is not a position in the requested list.
+pub(super) fn invalid_position() -> Problem {
+    Problem::bad(
+        "after",
+        "is not a `next` value of this list; omit `after` to start again",
+    )
+}
+
 /// The percent-decoded parameters, in the order in which they occur in the query.
 #[derive(Debug, Default)]
 pub(super) struct Query(Vec<(String, String)>);

@@ -103,39 +103,55 @@ impl ReloadTargets {
     }
 }
 
-/// Adds to `members` the blocks that the new rules do not enforce, if there are any.
-pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut Map<String, Value>) {
-    let by_entries = limiter.inactive_entry_blocks();
-    if let Some(advice) = inactive_entry_blocks_advice(by_entries) {
-        members.insert("inactive_entry_blocks".into(), by_entries.into());
-        members.insert("hint".into(), advice.into());
-    }
-    match report_inactive_blocks(limiter).await {
-        Ok(found) => {
-            let Some(advice) = found.advice() else { return };
-            let by_rule = found.0.iter();
-            let by_rule = by_rule.map(|(rule, blocks)| json!({"rule": rule, "blocks": blocks}));
-            members.insert("inactive_blocks".into(), by_rule.collect());
-            members.insert("hint".into(), advice.into());
-        }
-        Err(error) => {
-            members.insert("hint".into(), error.to_string().into());
-        }
+/// Adds to `members` the blocks and the overrides that have no effect under the new rules, with
+/// hints, if there are any.
+pub(super) async fn add_inactive(limiter: &Arc<ServerLimiter>, members: &mut Map<String, Value>) {
+    let hints = [
+        add_inactive_entry_blocks(limiter, members),
+        add_inactive_blocks(limiter, members).await,
+        add_inactive_overrides(limiter, members).await,
+    ];
+    let hints: Vec<String> = hints.into_iter().flatten().collect();
+    if !hints.is_empty() {
+        members.insert("hint".into(), hints.join(". ").into());
     }
 }
 
-/// Adds the overrides that do not apply under the new rules to `members`, if there are any.
-pub(super) async fn add_inactive_overrides(
+fn add_inactive_entry_blocks(
+    limiter: &ServerLimiter,
+    members: &mut Map<String, Value>,
+) -> Option<String> {
+    let found = limiter.inactive_entry_blocks();
+    let advice = inactive_entry_blocks_advice(found)?;
+    members.insert("inactive_entry_blocks".into(), found.into());
+    Some(advice)
+}
+
+async fn add_inactive_blocks(
+    limiter: &ServerLimiter,
+    members: &mut Map<String, Value>,
+) -> Option<String> {
+    let found = match report_inactive_blocks(limiter).await {
+        Ok(found) => found,
+        Err(error) => return Some(error.to_string()),
+    };
+    let advice = found.advice()?;
+    let by_rule = found.0.iter();
+    let by_rule = by_rule.map(|(rule, blocks)| json!({"rule": rule, "blocks": blocks}));
+    members.insert("inactive_blocks".into(), by_rule.collect());
+    Some(advice)
+}
+
+async fn add_inactive_overrides(
     limiter: &Arc<ServerLimiter>,
     members: &mut Map<String, Value>,
-) {
+) -> Option<String> {
     let found = report_inactive_overrides(limiter).await;
-    let Some(advice) = found.advice() else { return };
+    let advice = found.advice()?;
     let by_rule = found.0.iter();
     let by_rule = by_rule.map(|(rule, count)| json!({"rule": rule, "overrides": count}));
     members.insert("inactive_overrides".into(), by_rule.collect());
-    // If there is already a hint, it is about inactive blocks, and stays first.
-    members.entry("hint").or_insert_with(|| advice.into());
+    Some(advice)
 }
 
 pub(super) fn refused(detail: &str, mistakes: Vec<String>) -> Problem {
