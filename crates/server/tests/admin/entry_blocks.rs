@@ -295,6 +295,70 @@ fn explanations_keys_denials_and_metrics_say_that_a_request_is_blocked() {
 }
 
 #[test]
+fn a_block_by_entries_precedes_a_block_of_the_key_in_every_view() {
+    let listener = TestListener::open();
+    assert!(from(&listener, "203.0.113.9"));
+    let key = "r/%2Fa/203.0.113.9";
+    let path = format!("/v1/blocks/{key}");
+    let put = listener.ask("PUT", &path, r#"{"for": "5m", "reason": "key"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    let body = r#"{"entries": {"path": "/a", "ip": "203.0.113.9"}}"#;
+    let views = || {
+        let shown = listener.ask("GET", &format!("/v1/keys/{key}"), "").json();
+        let listed = listener.ask("GET", "/v1/keys/r", "").json()["keys"][0].clone();
+        let explained = listener.ask("POST", "/v1/explain", body).json()["rules"][0].clone();
+        [shown, listed, explained]
+    };
+    for view in views() {
+        assert_eq!(view["block"]["reason"], "key", "{view}");
+        assert_eq!(view["limits"][0]["retry_after_ms"], 300_000, "{view}");
+    }
+    let put = listener.ask("PUT", NET, r#"{"for": "10m", "reason": "network"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    for view in views() {
+        let block = &view["block"];
+        assert_eq!(block["reason"], "network", "{view}");
+        assert_eq!(block["until"], "2023-11-14T22:23:00Z", "{view}");
+        assert_eq!(block["entries"], json!({"ip": "203.0.113.0/24"}), "{view}");
+        assert_eq!(view["limits"][0]["retry_after_ms"], 600_000, "{view}");
+    }
+}
+
+#[test]
+fn a_blocked_request_without_rules_is_explained() {
+    let listener = TestListener::open();
+    let rules = "rules: [{name: login, when: {path: /login}, key: [ip], limits: 1/s}]";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let put = listener.ask("PUT", NET, r#"{"for": "1h", "reason": "abuse"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    let body = r#"{"entries": {"path": "/a", "ip": "203.0.113.9"}}"#;
+    let explained = listener.ask("POST", "/v1/explain", body).json();
+    assert_eq!(explained["reason"], "blocked");
+    assert_eq!(explained["retry_after_ms"], 3_600_000);
+    assert_eq!(explained["block"]["reason"], "abuse");
+    let because = "path is /a, but the rule requires /login";
+    let rule = json!({"rule": "login", "applies": false, "because": because});
+    assert_eq!(explained["rules"], json!([rule]));
+}
+
+#[test]
+fn a_reload_joins_the_hints_about_both_kinds_of_blocks() {
+    let listener = TestListener::open();
+    for path in [NET, "/v1/blocks/r/%2Fa/203.0.113.9"] {
+        assert_eq!(listener.ask("PUT", path, r#"{"for": "1h"}"#).status, 200);
+    }
+    let rules = "rules: [{name: other, key: user, limits: 1/s}]";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    let reloaded = listener.ask("POST", "/v1/reload", "").json();
+    assert_eq!(reloaded["inactive_entry_blocks"], 1);
+    assert_eq!(reloaded["inactive_blocks"][0]["rule"], "r");
+    let hint = reloaded["hint"].as_str().unwrap();
+    assert!(hint.starts_with("1 block by entries is inactive"), "{hint}");
+    assert!(hint.contains(". 1 block is inactive, because"), "{hint}");
+}
+
+#[test]
 fn a_reload_reports_blocks_that_no_request_can_match() {
     let listener = TestListener::open();
     assert_eq!(listener.ask("PUT", NET, r#"{"for": "1h"}"#).status, 200);

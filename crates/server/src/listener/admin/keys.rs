@@ -5,8 +5,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    Charge, Cost, Effect, EntryBlock, EntryBlockTarget, Outcome, Request, RetryAfter, Rule,
-    RuleSet, Timestamp,
+    Block, Charge, Cost, Effect, Limits, Outcome, Request, RetryAfter, Rule, RuleSet, Timestamp,
 };
 use tidegate_limiter::{KeyMask, ListError, ServerLimiter};
 use tidegate_net::{
@@ -40,10 +39,16 @@ pub(super) async fn show(
 ) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
-    let block = limiter.block_on(&bytes).await.map_err(store_problem)?;
-    let now = match &block {
-        Some(_) => limiter.block_clock().await.map_err(store_problem)?,
-        None => limiter.now(),
+    let key = ShownKey {
+        limiter,
+        rules: &rules,
+        rule,
+        values: target.key,
+        bytes: &bytes,
+    };
+    let block = match key.entry_block(&KeyMask::plain()) {
+        Some(block) => Some(block),
+        None => key.block(blocks::document).await.map_err(store_problem)?,
     };
     let limits = rules.limits_of_key(rule, &bytes, limiter.now());
     let charge = Charge::new(&bytes, &limits, Cost::ONE)?;
@@ -55,29 +60,13 @@ pub(super) async fn show(
         .inspect(charge, Effect::Peek)
         .await
         .map_err(store_problem)?;
-    let policies = limits.iter().map(|limit| &**limit.policy());
-    let entry_block = entry_block(limiter, &rules, rule, target.key);
-    let until = match (&block, &entry_block) {
-        (Some(block), _) => Some(block.until),
-        (None, Some((_, block))) => Some(block.until),
-        (None, None) => None,
-    };
-    let blocked_for = until.map(|until| blocked_for(until, now));
-    // A block by entries is not a part of the store's state.
-    let next: &[Outcome] = if until.is_some() { &[] } else { &next };
-    let documents = limit_documents(policies, &current, next, blocked_for);
-    let block = match (block, entry_block) {
-        (Some(block), _) => Some(blocks::document(limiter, &rules, &block, now)),
-        (None, Some(block)) => Some(entry_blocks::denying(limiter, &block, &KeyMask::plain())),
-        (None, None) => None,
-    };
     let document = json!({
         "rule": rule.name(),
         "key": target.key,
         "mode": rule.mode().as_str(),
-        "limits": documents,
+        "limits": limits_of_key(&limits, &current, &next, block.as_ref()),
         "override": overrides::applied(limiter, &rules, rule, &bytes),
-        "block": block,
+        "block": block.map(|block| block.document),
     });
     Ok(json(StatusCode::OK, &target.hinted(document, rule)))
 }
@@ -125,16 +114,52 @@ pub(super) async fn reset_throttle(auditor: &Auditor<'_>, key: &str) -> Result<A
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
-/// Returns the block by entries that denies all requests with this key of `rule`.
-fn entry_block(
-    limiter: &ServerLimiter,
-    rules: &RuleSet,
-    rule: &Rule,
-    values: &[&str],
-) -> Option<(EntryBlockTarget, EntryBlock)> {
-    let entries: Vec<(&str, &str)> = rule.key().zip(values.iter().copied()).collect();
-    let request = Request::new(&entries, Cost::ONE).ok()?;
-    rules.entry_block(&request, Some(rule), limiter.now())
+/// A key whose state is shown.
+struct ShownKey<'a> {
+    limiter: &'a ServerLimiter,
+    rules: &'a RuleSet,
+    rule: &'a Rule,
+    values: &'a [&'a str],
+    /// The encoded key.
+    bytes: &'a [u8],
+}
+
+/// The block that denies the requests of a key.
+struct ShownBlock {
+    document: Value,
+    /// The time until the block ends.
+    ends_after: RetryAfter,
+}
+
+/// Serialises a block on a key.
+type BlockDocument = fn(&ServerLimiter, &RuleSet, &Block, Timestamp) -> Value;
+
+impl ShownKey<'_> {
+    /// Returns the block by entries that denies all requests of the key. Such a block precedes a
+    /// block on the key.
+    fn entry_block(&self, mask: &KeyMask) -> Option<ShownBlock> {
+        let values = self.values.iter().copied();
+        let entries: Vec<(&str, &str)> = self.rule.key().zip(values).collect();
+        let request = Request::new(&entries, Cost::ONE).ok()?;
+        let now = self.limiter.now();
+        let found = self.rules.entry_block(&request, Some(self.rule), now)?;
+        Some(ShownBlock {
+            document: entry_blocks::denying(self.limiter, &found, mask),
+            ends_after: blocked_for(found.1.until, now),
+        })
+    }
+
+    /// Returns the block on the key.
+    async fn block(&self, document: BlockDocument) -> Result<Option<ShownBlock>, StoreError> {
+        let Some(block) = self.limiter.block_on(self.bytes).await? else {
+            return Ok(None);
+        };
+        let now = self.limiter.block_clock().await?;
+        Ok(Some(ShownBlock {
+            document: document(self.limiter, self.rules, &block, now),
+            ends_after: blocked_for(block.until, now),
+        }))
+    }
 }
 
 /// Returns the time from `now` until a block ends.
@@ -167,6 +192,20 @@ pub(super) fn limit_documents<'p>(
         document
     });
     documents.collect()
+}
+
+/// Serialises the limits of a key that `block` denies.
+fn limits_of_key(
+    limits: &Limits,
+    current: &[Outcome],
+    next: &[Outcome],
+    block: Option<&ShownBlock>,
+) -> Vec<Value> {
+    let policies = limits.iter().map(|limit| &**limit.policy());
+    let blocked_for = block.map(|block| block.ends_after);
+    // A block by entries is not a part of the store's state, so `next` can be present.
+    let next = if block.is_some() { &[] } else { next };
+    limit_documents(policies, current, next, blocked_for)
 }
 
 /// Serialises the current state of a limit.
@@ -240,20 +279,22 @@ async fn row(
     };
     let current = limiter.inspect(charge, Effect::Look).await?;
     let next = limiter.inspect(charge, Effect::Peek).await?;
-    // `next` is empty only for a blocked key.
-    let block = match next.is_empty() {
-        true => limiter.block_on(key).await?,
-        false => None,
+    let shown = ShownKey {
+        limiter,
+        rules,
+        rule,
+        values: &values,
+        bytes: key,
     };
-    let now = match &block {
-        Some(_) => limiter.block_clock().await?,
-        None => limiter.now(),
+    let block = match shown.entry_block(limiter.key_mask()) {
+        Some(block) => Some(block),
+        // `next` is empty only for a blocked key.
+        None if next.is_empty() => shown.block(blocks::document_without_key).await?,
+        None => None,
     };
-    let policies = limits.iter().map(|limit| &**limit.policy());
-    let blocked_for = block.as_ref().map(|block| blocked_for(block.until, now));
     Ok(Some(json!({
         "key": masked(&values, limiter.key_mask()),
-        "limits": limit_documents(policies, &current, &next, blocked_for),
-        "block": block.map(|block| blocks::document_without_key(limiter, rules, &block, now)),
+        "limits": limits_of_key(&limits, &current, &next, block.as_ref()),
+        "block": block.map(|block| block.document),
     })))
 }

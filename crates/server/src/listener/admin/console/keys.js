@@ -228,7 +228,8 @@ export function keys(app) {
       `Rule ${found.rule}${found.mode === "shadow" ? ", in shadow mode: it counts and denies nothing" : ""}`,
     );
     show(blocked, Boolean(found.block));
-    show(unblockButton, Boolean(found.block));
+    // A block by entries is lifted in the view of the blocks.
+    show(unblockButton, Boolean(found.block) && !found.block.entries);
     if (found.block) text(blocked, blockWords(found.block));
     limits.update(found.limits.map((limit, at) => ({ ...limit, at })));
     text(hint, found.hint ?? "");
@@ -305,8 +306,10 @@ export function utilisation({ limits, block }) {
 }
 
 // Describes a block in one sentence.
-export function blockWords({ until_ms: until, left_ms: left, reason }) {
+export function blockWords({ until_ms: until, left_ms: left, reason, entries }) {
+  const pairs = Object.entries(entries ?? {}).map(([name, value]) => `${name}=${value}`);
+  const what = entries ? ` by the entries ${pairs.join(", ")}` : "";
   const end =
     until === null ? "until it is lifted" : `until ${moment(until)}, for ${duration(left)} more`;
-  return `Blocked ${end}${reason ? `: ${reason}` : "."}`;
+  return `Blocked${what} ${end}${reason ? `: ${reason}` : "."}`;
 }
