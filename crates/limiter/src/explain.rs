@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tidegate::rate_limiter::stretch;
 use tidegate_core::{
-    Accounting, Block, CacheSearch, Charge, Cost, Effect, EntryBlock, EntryBlockTarget, Exactness,
-    Outcome, Override, OverrideTarget, Reason, Request, RequestError, RetryAfter, Rule, RuleSet,
-    Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
+    Accounting, BLOCK_KEY, Block, CacheSearch, Charge, Cost, Effect, EntryBlock, EntryBlockTarget,
+    Exactness, Outcome, Override, OverrideTarget, Reason, Request, RequestError, RetryAfter, Rule,
+    RuleSet, Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
 };
 use tidegate_redis::StoreError;
 
@@ -125,65 +125,12 @@ impl ServerLimiter {
         if let Some(pending) = stretch(self, rules, &mut charges, now) {
             pending.finish(self, &mut charges).await;
         }
-        let peeked = self.evaluate(&charges, now, Effect::Peek).await;
-        let looked = self.evaluate(&charges, now, Effect::Look).await;
-        let mut block_now = now;
-        let mut explained = Vec::with_capacity(charges.len());
-        for ((charge, next), current) in charges.iter().zip(peeked.outcomes).zip(looked.outcomes) {
-            let Some((rule, values)) = rules.decode_key(charge.key) else {
-                continue;
-            };
-            let answer = match next {
-                Some(next) => ChargeAnswer::of_limits(next, peeked.verdict.source),
-                // A block, the store or a fallback policy decided the whole request, so this charge
-                // was not evaluated. Evaluate it alone.
-                None => self.evaluate_alone(charge, now).await,
-            };
-            let entry_block = match charge.blocked {
-                Some(_) => rules.entry_block(request, Some(rule), now),
-                None => None,
-            };
-            let block = match answer.reason {
-                _ if charge.blocked.is_some() => None,
-                // While Redis is unreachable, the memory store's copies of the blocks are used.
-                Some(Reason::Blocked) if answer.source == Source::Local => {
-                    block_now = now;
-                    self.local_store().block_on(charge.key, now)
-                }
-                Some(Reason::Blocked) => {
-                    block_now = self.block_clock().await?;
-                    self.block_on(charge.key).await?
-                }
-                _ => None,
-            };
-            let policies = charge.limits.iter();
-            let policies = policies.map(|limit| Arc::clone(limit.policy())).collect();
-            explained.push(ExplainedCharge {
-                rule,
-                key: values.into_iter().map(str::to_owned).collect(),
-                cost: charge.cost,
-                is_stretched: charge.limits.is_stretched(),
-                plan: plan_of(rule, charge),
-                overridden: rules
-                    .overrides(rule)
-                    .and_then(|overrides| overrides.find(rule, charge.key, now)),
-                policies,
-                current: current.unwrap_or_default(),
-                next: answer.next,
-                block,
-                entry_block,
-                allowed: answer.reason.is_none(),
-                reason: answer.reason,
-                retry_after: answer.retry_after,
-                source: answer.source,
-            });
-        }
-        let verdict = peeked.verdict;
+        let Evaluation { verdict, outcomes } = self.evaluate(&charges, now, Effect::Peek).await;
         let allowed_by = match charges.is_empty() {
             true => rules.allow_listed_by(request, now),
             false => None,
         };
-        Ok(Explanation {
+        let mut explanation = Explanation {
             allowed: verdict.allowed,
             reason: verdict.reason,
             retry_after: verdict.retry_after,
@@ -194,10 +141,80 @@ impl ServerLimiter {
                 None => rules.entry_block(request, None, now),
             },
             allowed_by,
-            charges: explained,
+            charges: Vec::with_capacity(charges.len()),
             now,
-            block_now,
-        })
+            block_now: now,
+        };
+        // If no rule applies to a request that a block by entries denies, its charge has no limits.
+        charges.retain(|charge| charge.key != BLOCK_KEY);
+        let current = self.current_states(&charges, now).await;
+        for ((charge, next), current) in charges.iter().zip(outcomes).zip(current) {
+            let Some((rule, values)) = rules.decode_key(charge.key) else {
+                continue;
+            };
+            let answer = match next {
+                Some(next) => ChargeAnswer::of_limits(next, verdict.source),
+                // A block, the store or a fallback policy decided the whole request, so this charge
+                // was not evaluated. Evaluate it alone.
+                None => self.evaluate_alone(charge, now).await,
+            };
+            let mut explained = ExplainedCharge {
+                key: values.into_iter().map(str::to_owned).collect(),
+                overridden: rules
+                    .overrides(rule)
+                    .and_then(|overrides| overrides.find(rule, charge.key, now)),
+                current: current.unwrap_or_default(),
+                ..ExplainedCharge::new(rule, charge, answer)
+            };
+            if charge.blocked.is_some() {
+                explained.entry_block = rules.entry_block(request, Some(rule), now);
+            } else if explained.reason == Some(Reason::Blocked) {
+                explanation.block_now = self.block_clock_of(explained.source, now).await?;
+                explained.block = self.block_of(charge.key, explained.source, now).await?;
+            }
+            explanation.charges.push(explained);
+        }
+        Ok(explanation)
+    }
+
+    /// Returns the current states of the limits of each charge; `None` if the store cannot report
+    /// them.
+    async fn current_states(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+    ) -> Vec<Option<Vec<Outcome>>> {
+        match charges {
+            [] => Vec::new(),
+            charges => self.evaluate(charges, now, Effect::Look).await.outcomes,
+        }
+    }
+
+    /// Returns the current time according to the clock of the component that reported a key as
+    /// blocked.
+    async fn block_clock_of(
+        &self,
+        source: Source,
+        now: Timestamp,
+    ) -> Result<Timestamp, StoreError> {
+        match source {
+            Source::Local => Ok(now),
+            _ => self.block_clock().await,
+        }
+    }
+
+    /// Returns the block on `key`, which `source` reported as blocked.
+    async fn block_of(
+        &self,
+        key: &[u8],
+        source: Source,
+        now: Timestamp,
+    ) -> Result<Option<Block>, StoreError> {
+        match source {
+            // While Redis is unreachable, the memory store's copies of the blocks are used.
+            Source::Local => Ok(self.local_store().block_on(key, now)),
+            _ => self.block_on(key).await,
+        }
     }
 
     /// Evaluates `charge` without the other charges of its request.
@@ -242,6 +259,31 @@ impl ServerLimiter {
         Evaluation {
             outcomes: charges.iter().map(of_charge).collect(),
             verdict,
+        }
+    }
+}
+
+impl<'r> ExplainedCharge<'r> {
+    /// Explains `charge`, a charge of `rule`, without its key, its override, its current state and
+    /// the block that denies it.
+    fn new(rule: &'r Rule, charge: &Charge<'_>, answer: ChargeAnswer) -> Self {
+        let policies = charge.limits.iter();
+        Self {
+            rule,
+            key: Vec::new(),
+            cost: charge.cost,
+            is_stretched: charge.limits.is_stretched(),
+            plan: plan_of(rule, charge),
+            overridden: None,
+            policies: policies.map(|limit| Arc::clone(limit.policy())).collect(),
+            current: Vec::new(),
+            next: answer.next,
+            block: None,
+            entry_block: None,
+            allowed: answer.reason.is_none(),
+            reason: answer.reason,
+            retry_after: answer.retry_after,
+            source: answer.source,
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde_json::{Value, json};
 use tidegate_core::{EntryBlock, EntryBlockTarget, Source};
 
 use crate::{
+    listeners,
     node::Node,
     support::{RedisCluster, RedisServer, eventually},
 };
@@ -63,6 +65,10 @@ fn test_fleet(a: &Node, b: &Node) {
         (Some("blocked"), Source::Cache)
     );
     agree(&[b], "203.0.113.9", true);
+    for node in [a, b] {
+        let block = node.limiter.entry_blocks().get(&target("203.0.113.0/24"));
+        assert_eq!(&*block.unwrap().reason, "a test");
+    }
     assert!(!is_blocked(b, "203.0.114.9"));
     assert!(set(b, "203.0.113.0/24").is_some(), "replaced");
     assert!(remove(b, "203.0.113.0/24"));
@@ -106,6 +112,54 @@ fn a_new_server_reads_the_blocks_and_enforces_them_during_an_outage() {
     let removed = b.run(b.limiter.remove_entry_block(&target));
     assert!(removed.is_err(), "Redis is unreachable");
     assert!(is_blocked(&b, "203.0.113.9"));
+}
+
+#[test]
+fn every_listener_enforces_a_block() {
+    let redis = RedisServer::start();
+    let (remote, local) = (Node::start(&redis.url()), Node::in_memory());
+    remote.until_up(true);
+    for node in [&remote, &local] {
+        set(node, "203.0.113.0/24");
+        let (http, resp, admin) = (node.open_http(), node.open_resp(), node.open_admin());
+        // No rule applies to the second path.
+        for (path, rule, reply) in [
+            ("/local", "local".into(), "$5\r\nlocal\r\n"),
+            ("/none", Value::Null, "$-1\r\n"),
+        ] {
+            let body = json!({"entries": {"path": path, "user": "203.0.113.9"}}).to_string();
+            let (status, verdict) = listeners::json(http, "POST", "/v1/check", &body);
+            assert_eq!(status, 429, "{verdict}");
+            assert_eq!(
+                (&verdict["reason"], &verdict["rule"]),
+                (&"blocked".into(), &rule)
+            );
+            let command = format!("TIDEGATE.CHECK path {path} user 203.0.113.9\r\n");
+            let answer = listeners::converse(resp, &command);
+            let expected = format!("*6\r\n:0\r\n{reply}:-1\r\n:-1\r\n:-1\r\n");
+            assert!(answer.starts_with(&expected), "{answer:?}");
+            let (_, explained) = listeners::json(admin, "POST", "/v1/explain", &body);
+            assert_eq!(explained["reason"], "blocked", "{explained}");
+            assert_eq!(explained["block"]["reason"], "a test", "{explained}");
+        }
+    }
+}
+
+/// No limit applies to such a request, so Redis is not queried for the state of limits.
+#[test]
+fn a_blocked_request_without_rules_is_explained_without_redis() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    set(&node, "203.0.113.0/24");
+    drop(redis);
+    node.until_up(false);
+    let failures = || node.limiter.redis_store().unwrap().stats().failures;
+    let before = failures();
+    let body = r#"{"entries": {"path": "/none", "user": "203.0.113.9"}}"#;
+    let (status, explained) = listeners::json(node.open_admin(), "POST", "/v1/explain", body);
+    assert_eq!((status, &explained["reason"]), (200, &"blocked".into()));
+    assert_eq!(failures(), before);
 }
 
 /// The same requests have the same verdicts with the memory store and with Redis.

@@ -14,7 +14,7 @@ use crate::{
     support::{RedisServer, TIMEOUT, free_port},
 };
 
-fn converse(address: SocketAddr, input: &str) -> String {
+pub(crate) fn converse(address: SocketAddr, input: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(input.as_bytes()).unwrap();
