@@ -13,7 +13,7 @@ use hyper::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tidegate::{DecidedRequest, RateLimiter as _, rate_limiter::SlotTurn};
-use tidegate_core::{Cost, Effect, RuleSet, Scratch, Span, Verdict, notation};
+use tidegate_core::{Cost, Effect, RuleSet, Scratch, Span, Timestamp, Verdict, notation};
 use tidegate_identity::{
     AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
     header_text, split_joined_headers,
@@ -163,8 +163,6 @@ async fn decide(
         derived: &identity.derived,
         geoip: identity.geoip.as_deref(),
     };
-    let bad_request =
-        |ambiguous: AmbiguousRequest| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string());
     let host = request.headers().get(HOST).map(header_text);
     let split;
     let forwarded = match options.envoy_target {
@@ -183,11 +181,26 @@ async fn decide(
             };
             ForwardAuthRequest::described(described, sender)
         }
-        None => ForwardAuthRequest::parse(request.headers(), sender).map_err(bad_request)?,
+        None => ForwardAuthRequest::parse(request.headers(), sender)
+            .map_err(|ambiguous| ambiguous_request(&ambiguous))?,
     };
+    decide_forwarded(context, options, &forwarded).await
+}
+
+fn ambiguous_request(ambiguous: &AmbiguousRequest) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string())
+}
+
+/// Decides a request that a proxy has described.
+async fn decide_forwarded(
+    context: &ConnectionContext,
+    options: &Options<'_>,
+    forwarded: &ForwardAuthRequest<'_>,
+) -> Result<Answer, Problem> {
     let rules = context.limiter.rules();
-    warn_of_gaps(&forwarded, &rules);
-    let values = used_entries(&forwarded, &rules).map_err(bad_request)?;
+    warn_of_gaps(forwarded, &rules);
+    let values = used_entries(forwarded, &rules);
+    let values = values.map_err(|ambiguous| ambiguous_request(&ambiguous))?;
     let entries: Vec<(&str, &str)> = values
         .iter()
         .map(|(name, value)| (*name, &**value))
@@ -198,14 +211,7 @@ async fn decide(
         let now = context.limiter.now();
         let (verdict, reservation) = limit(context, options, &rules, scratch, &described)
             .await
-            .map_err(|error| match error {
-                // The proxy may pass the error on to the client. Therefore the cause, which can
-                // reveal rule names, is omitted if rule names are hidden.
-                ReserveError::Request(error) if names == RuleNames::Hidden => {
-                    error.without_cause().into()
-                }
-                error => reserve::refusal(error),
-            })?;
+            .map_err(|error| refusal(error, names))?;
         let audited = AuditedRequest {
             listener: ListenerKind::Http,
             origin: Origin::Listener,
@@ -216,16 +222,7 @@ async fn decide(
             },
         };
         context.limiter.observe_and_audit(audited, &verdict);
-        // The configured status also replaces 503, because some proxies pass on only certain status
-        // codes.
-        let denied = options.deny.filter(|_| !verdict.allowed);
-        let status = denied.unwrap_or_else(|| status(&verdict));
-        // Proxies do not read the body of an allowed response. nginx and Caddy close the connection
-        // if there is one, so without a body they can use it again.
-        let mut answer = match verdict.allowed {
-            true => context.headers_only(status, &verdict, now),
-            false => context.public_verdict(status, &verdict, now),
-        };
+        let mut answer = answer(context, options, &verdict, now);
         options.add_log_headers(&mut answer, audited.decided, &verdict, context);
         if let Some(Reservation { token, .. }) = reservation {
             add_token(&mut answer, &token, context).await?;
@@ -233,6 +230,34 @@ async fn decide(
         Ok(answer)
     })
     .await
+}
+
+/// Reports that a request was not decided. The proxy may pass the error on to the client.
+/// Therefore the cause, which can reveal rule names, is omitted if rule names are hidden.
+fn refusal(error: ReserveError, names: RuleNames) -> Problem {
+    match error {
+        ReserveError::Request(error) if names == RuleNames::Hidden => error.without_cause().into(),
+        error => reserve::refusal(error),
+    }
+}
+
+/// Builds the response that contains a verdict.
+fn answer(
+    context: &ConnectionContext,
+    options: &Options<'_>,
+    verdict: &Verdict<'_>,
+    now: Timestamp,
+) -> Answer {
+    // The configured status also replaces 503, because some proxies pass on only certain status
+    // codes.
+    let denied = options.deny.filter(|_| !verdict.allowed);
+    let status = denied.unwrap_or_else(|| status(verdict));
+    // Proxies do not read the body of an allowed response. nginx and Caddy close the connection if
+    // there is one, so without a body they can use it again.
+    match verdict.allowed {
+        true => context.headers_only(status, verdict, now),
+        false => context.public_verdict(status, verdict, now),
+    }
 }
 
 /// Evaluates the limits for a request, and makes a reservation if the options ask for one.
