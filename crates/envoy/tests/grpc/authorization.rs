@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use tidegate_core::{EntryBlock, EntryBlockTarget};
 use tonic::Code as Status;
 
 use crate::{
@@ -98,6 +99,24 @@ fn header<'h>(headers: &'h [HeaderValueOption], name: &str) -> &'h str {
     });
     let mut values = values.filter(|header| header.key == name);
     values.next().map_or("", |header| &header.value)
+}
+
+#[tokio::test]
+async fn a_block_by_entries_denies_requests() {
+    let listener = TestListener::open(RULES);
+    let target = EntryBlockTarget::new(None, &[("ip", "192.0.2.0/24")]).unwrap();
+    let block = EntryBlock {
+        until: None,
+        reason: "abuse".into(),
+    };
+    let (limiter, mut client) = (&listener.limiter, listener.connect().await);
+    admitted(&check(&mut client, check_request("GET", "/", &[])).await);
+    (limiter.entry_blocks().set(&target, block, limiter.now())).unwrap();
+    for path in ["/login", "/"] {
+        let response = check(&mut client, check_request("POST", path, &[])).await;
+        let status = denied(&response).status.as_ref().unwrap().code;
+        assert_eq!(status, StatusCode::TooManyRequests as i32, "{path}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Tests of the requests in SPOP messages, and of the variables in the responses.
 
+use tidegate_core::{EntryBlock, EntryBlockTarget};
+
 use crate::haproxy::{Argument, NOTIFY, TestListener, frame, hello, items, notify};
 
 const RULES: &str = "\
@@ -59,6 +61,23 @@ fn an_ack_sets_the_variables_of_the_verdict() {
         "tidegate_decisions_total{listener=\"spop\",outcome=\"limit\"} 1\n",
     ] {
         assert!(exposition.contains(line), "{exposition}");
+    }
+}
+
+#[test]
+fn a_block_by_entries_denies_requests() {
+    let listener = TestListener::open(RULES);
+    let target = EntryBlockTarget::new(None, &[("ip", "192.0.2.0/24")]).unwrap();
+    let block = EntryBlock {
+        until: None,
+        reason: "abuse".into(),
+    };
+    let (limiter, mut client) = (&listener.limiter, listener.connect_and_handshake());
+    (limiter.entry_blocks().set(&target, block, limiter.now())).unwrap();
+    for path in ["/login", "/"] {
+        let variables = client.notify(&login(path)).variables();
+        let verdict = ["allowed", "status", "reason"].map(|name| variables[name].as_str());
+        assert_eq!(verdict, ["false", "429", "blocked"], "{path}");
     }
 }
 
