@@ -155,6 +155,11 @@ const RESET_HELP: &str = key_help!(
 
 const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
 
+/// The arguments of [`KeyOrEntries`] that name a key. An option that is only for entries needs both
+/// `requires = "entries"` and a conflict with these arguments: clap does not require an argument
+/// that conflicts with a present argument.
+const KEY_ARGUMENTS: [&str; 2] = ["name", "values"];
+
 /// A rate limiter that decides whether each request is allowed now and, if not, exactly when to
 /// retry.
 #[derive(Debug, Parser)]
@@ -337,7 +342,7 @@ pub(crate) struct BlockOptions {
     #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
     pub(crate) span: Option<String>,
     /// The end, as a date such as 2026-12-01T00:00:00Z; only with --entry
-    #[arg(long, value_name = "DATE", requires = "entries")]
+    #[arg(long, value_name = "DATE", requires = "entries", conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) until: Option<String>,
     /// The reason, shown in the list of blocks
     #[arg(long, value_name = "TEXT")]
@@ -351,7 +356,7 @@ pub(crate) struct BlockOptions {
     #[arg(long)]
     pub(crate) shorten: bool,
     /// Accept a network with a prefix shorter than /8 (IPv4) or /16 (IPv6); only with --entry
-    #[arg(long, requires = "entries")]
+    #[arg(long, requires = "entries", conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) wide: bool,
 }
 
@@ -538,10 +543,10 @@ pub(crate) struct KeyOrEntries {
     pub(crate) values: Vec<String>,
     /// An entry of the requests, as NAME=VALUE, instead of a key. The value can be a network, such
     /// as 203.0.113.0/24. If the option is repeated, a request must have all the entries
-    #[arg(long = "entry", value_name = "NAME=VALUE", value_parser = entry, conflicts_with_all = ["name", "values"])]
+    #[arg(long = "entry", value_name = "NAME=VALUE", value_parser = entry, conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) entries: Vec<(String, String)>,
     /// With --entry, only requests to which this rule applies [default: all requests]
-    #[arg(long, value_name = "RULE", requires = "entries")]
+    #[arg(long, value_name = "RULE", requires = "entries", conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) rule: Option<String>,
 }
 
@@ -741,7 +746,7 @@ fn name_the_option(file: &str) -> Result<Infallible, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{CommandFactory as _, error::ErrorKind};
 
     use super::*;
 
@@ -749,5 +754,33 @@ mod tests {
     #[test]
     fn the_program_is_named_tidegate() {
         assert_eq!(Args::command().get_name(), "tidegate");
+    }
+
+    #[test]
+    fn the_options_of_entries_are_refused_for_a_key() {
+        let parse = |command: &str, target: &[&str], option: &[&str]| {
+            let arguments = [&["tidegate", command], target, option].concat();
+            Args::try_parse_from(arguments)
+                .map_err(|error| error.kind())
+                .err()
+        };
+        for (command, option) in [
+            ("block", &["--rule", "api"][..]),
+            ("block", &["--until", "2026-12-01T00:00:00Z"]),
+            ("block", &["--wide"]),
+            ("unblock", &["--rule", "api"]),
+        ] {
+            let conflict = Some(ErrorKind::ArgumentConflict);
+            let missing = Some(ErrorKind::MissingRequiredArgument);
+            for (target, expected) in [
+                (&["--entry", "ip=203.0.113.9"][..], None),
+                (&["login", "203.0.113.9"], conflict),
+                (&["login"], conflict),
+                (&[], missing),
+            ] {
+                let found = parse(command, target, option);
+                assert_eq!(found, expected, "{command} {target:?} {option:?}");
+            }
+        }
     }
 }
