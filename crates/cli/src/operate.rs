@@ -150,13 +150,13 @@ pub(crate) fn unblock(admin: &Admin, target: KeyOrEntries) -> Result<ExitCode, S
 }
 
 pub(crate) fn blocks(admin: &Admin, options: &BlocksOptions) -> Result<ExitCode, String> {
-    let blocks = all_blocks(admin, options.search.as_deref())?;
+    let blocks = list_blocks(admin, options.search.as_deref(), usize::MAX)?;
     Ok(show(admin, blocks, print::blocks))
 }
 
-/// Returns a document with the blocks of keys and the blocks by entries. With `search`, it contains
-/// only the blocks with this string in a value or in the reason.
-fn all_blocks(admin: &Admin, search: Option<&str>) -> Result<AdminResponse, String> {
+/// Returns a document with the blocks of keys and up to `most` blocks by entries. With `search`, it
+/// contains only the blocks with this string in a value or in the reason.
+fn list_blocks(admin: &Admin, search: Option<&str>, most: usize) -> Result<AdminResponse, String> {
     let mut document = match get(admin, "list the blocks", "/v1/blocks").send()? {
         AdminResponse::Document(document) => document,
         problems @ AdminResponse::Problems(_) => return Ok(problems),
@@ -171,13 +171,15 @@ fn all_blocks(admin: &Admin, search: Option<&str>) -> Result<AdminResponse, Stri
         });
     }
     let (mut by_entries, mut after) = (Vec::new(), None::<String>);
-    let (most, search) = (MAX_BLOCKS_PER_PAGE.to_string(), search.map(str::to_owned));
+    let search = search.map(str::to_owned);
     loop {
+        let left = most.saturating_sub(by_entries.len());
+        let count = left.min(MAX_BLOCKS_PER_PAGE).to_string();
         let optional = [("search", &search), ("after", &after)];
         let optional = optional
             .into_iter()
             .filter_map(|(name, value)| Some((name, value.as_ref()?)));
-        let path = with_query("/v1/entry-blocks", optional.chain([("n", &most)]));
+        let path = with_query("/v1/entry-blocks", optional.chain([("n", &count)]));
         match get(admin, "list the blocks by entries", &path).send()? {
             AdminResponse::Document(mut page) => {
                 let blocks = page["blocks"].as_array_mut().map(std::mem::take);
@@ -186,8 +188,9 @@ fn all_blocks(admin: &Admin, search: Option<&str>) -> Result<AdminResponse, Stri
             }
             problems @ AdminResponse::Problems(_) => return Ok(problems),
         }
-        if after.is_none() {
+        if after.is_none() || by_entries.len() >= most {
             document["entry_blocks"] = Value::Array(by_entries);
+            document["has_more_entry_blocks"] = after.is_some().into();
             return Ok(AdminResponse::Document(document));
         }
     }
@@ -298,7 +301,7 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
     }
     loop {
         let list = if is_overview {
-            overview(admin, list)?
+            overview(admin, list, count.parse().unwrap_or(usize::MAX))?
         } else {
             list(over)?
         };
@@ -320,10 +323,12 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
     }
 }
 
-/// Returns the top talkers of every period, and the blocks.
+/// Returns the top talkers of every period, and the blocks. Of the blocks by entries, it requests
+/// only the first `most`, because `--watch` repeats the request every two seconds.
 fn overview(
     admin: &Admin,
     list: impl Fn(&str) -> Result<AdminResponse, String>,
+    most: usize,
 ) -> Result<AdminResponse, String> {
     let mut periods = Vec::with_capacity(Period::ALL.len());
     for over in Period::ALL {
@@ -334,7 +339,7 @@ fn overview(
     }
     // While Redis is unreachable, the blocks cannot be listed, but this server's top talkers are
     // still useful.
-    let (mut document, problem) = match all_blocks(admin, None) {
+    let (mut document, problem) = match list_blocks(admin, None, most) {
         Ok(AdminResponse::Document(blocks)) => (blocks, None),
         Ok(AdminResponse::Problems(problems)) => {
             (json!({"blocks": null}), Some(problems.join("; ")))

@@ -227,8 +227,11 @@ pub(crate) fn blocks(document: &Value) -> String {
     let is_lost = all().any(|block| block["persistent"] == false);
     let has_inactive = all().any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
+    if document["has_more_entry_blocks"] == true {
+        out.push_str("note: there are more blocks by entries; `tidegate blocks` lists all\n");
+    }
     if has_inactive {
-        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key; lift the block with `tidegate unblock`\n");
+        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key, or because no rule uses its entry; lift the block with `tidegate unblock`\n");
     }
     if let Some(hint) = hint(document) {
         out.push_str(&hint);
@@ -244,7 +247,7 @@ fn block_cells(block: &Value) -> Vec<String> {
     let is_of_all_rules = block["rule"].is_null() && block["inactive"].is_null();
     vec![
         match &block["entries"] {
-            Value::Object(_) if is_of_all_rules => "(all)".to_owned(),
+            Value::Object(_) if is_of_all_rules => "(all rules)".to_owned(),
             _ => rule_of(block),
         },
         match &block["entries"] {
@@ -455,6 +458,8 @@ pub(crate) fn denials(denials: &Value) -> String {
             text(&row["at"]),
             match (&row["rule"], text(&row["reason"]).as_str()) {
                 (Value::Null, "store") => "-".to_owned(),
+                // No rule applies to a request that a block by entries denies.
+                (Value::Null, "blocked") if list(&row["key"]).next().is_none() => "-".to_owned(),
                 (Value::Null, _) => "(sent with the request)".to_owned(),
                 (rule, _) => text(rule),
             },

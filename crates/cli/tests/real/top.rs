@@ -77,10 +77,25 @@ fn one_command_shows_every_period_and_the_blocks() {
     assert_eq!(parts.len(), 5, "{shown}");
     assert!(blocks.starts_with("RULE  KEY   LEFT"), "{blocks}");
     assert!(blocks.contains("api   acme  "), "{blocks}");
+    for user in ["umbrella", "initech"] {
+        let entry = format!("user={user}");
+        let blocked = server.operate(&["block", "--entry", &entry, "--for", "1h"]);
+        assert!(blocked.status.success(), "{blocked:?}");
+    }
+    let shown = printed(&server.operate(&["top", "--over", "all", "-n", "1"]));
+    assert!(
+        shown.contains("user=initech") && !shown.contains("user=umbrella"),
+        "{shown}"
+    );
+    assert!(
+        shown.contains("note: there are more blocks by entries;"),
+        "{shown}"
+    );
     let json = printed(&server.operate(&["top", "--over", "all", "--json"]));
     let document: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(document["periods"][3]["over_ms"], 86_400_000);
     assert_eq!(document["blocks"][0]["key"], json!(["acme"]));
+    assert_eq!(document["entry_blocks"].as_array().unwrap().len(), 2);
 }
 
 #[test]
