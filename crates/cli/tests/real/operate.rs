@@ -57,6 +57,68 @@ fn a_block_denies_until_it_is_lifted() {
     );
 }
 
+#[test]
+fn a_block_by_entries_has_a_rule_an_end_and_a_reason() {
+    let server = Server::start(RULES);
+    let entries = json!({"user": "acme", "route": "/x"});
+    let allowed = |entries: &Value| server.check(entries).status == 200;
+    let of_api = ["--entry", "user=acme", "--rule", "api"];
+    let until = [
+        &["block"],
+        &of_api[..],
+        &["--until", "2035-01-01T00:00:00Z", "--json"],
+    ]
+    .concat();
+    let blocked = answer(&server.operate(&until));
+    assert_eq!(
+        (&blocked["rule"], &blocked["until"]),
+        (&json!("api"), &json!("2035-01-01T00:00:00Z"))
+    );
+    let denied = server.check(&entries).json();
+    assert_eq!(
+        (&denied["reason"], &denied["rule"]),
+        (&json!("blocked"), &json!("api"))
+    );
+    // Without the route, rule `api` does not apply.
+    assert!(allowed(&json!({"user": "acme"})));
+    let other = [
+        "block",
+        "--entry",
+        "user=initech",
+        "--for",
+        "10min",
+        "--reason",
+        "abuse",
+    ];
+    assert!(server.operate(&other).status.success());
+    let denied = server.check(&json!({"user": "initech"})).json();
+    assert_eq!(
+        (&denied["reason"], &denied["rule"]),
+        (&json!("blocked"), &Value::Null)
+    );
+    for (search, expected) in [("acme", "(acme)"), ("abuse", "(initech)"), ("nobody", "")] {
+        let listed = answer(&server.operate(&["blocks", "--search", search, "--json"]));
+        let blocks = listed["entry_blocks"].as_array().unwrap().iter();
+        let users: String = blocks
+            .map(|block| format!("({})", block["entries"]["user"].as_str().unwrap()))
+            .collect();
+        assert_eq!(users, expected, "{search}");
+    }
+    let explained = server.operate(&["explain", "user=initech"]);
+    let explained = String::from_utf8(explained.stdout).unwrap();
+    assert!(explained.starts_with("denied (blocked), "), "{explained}");
+    assert!(
+        explained.contains("\nblocked user=initech until "),
+        "{explained}"
+    );
+    let denials = server.operate(&["denials"]);
+    let denials = String::from_utf8(denials.stdout).unwrap();
+    assert!(!denials.contains("(sent with the request)"), "{denials}");
+    let unblock = [&["unblock"], &of_api[..]].concat();
+    assert!(server.operate(&unblock).status.success());
+    assert!(allowed(&entries));
+}
+
 /// After a rule is renamed, blocks that were set under its former name are no longer enforced.
 /// Regression test: such blocks must be listed with their rule and key, and operators must be able
 /// to lift them.

@@ -101,6 +101,9 @@ fn the_state_of_the_memory_store_moves() {
     let reserved = reserve(&server, "reserved", 4);
     let block = server.operate(&["block", "api", "blocked", "--for", "1h"]);
     assert!(block.status.success(), "{block:?}");
+    let entry = ["block", "--entry", "user=network", "--for", "1h"];
+    let block = server.operate(&[&entry[..], &["--reason", "abuse"]].concat());
+    assert!(block.status.success(), "{block:?}");
     let set = ["override", "api", "raised", "--limit", "10/h"];
     let set = server.operate(&set);
     assert!(set.status.success(), "{set:?}");
@@ -108,7 +111,11 @@ fn the_state_of_the_memory_store_moves() {
     let new = upgrade(&mut server);
     assert_eq!(remaining(&server, "counted"), json!(3));
     assert_eq!(remaining(&server, "raised"), json!(9));
-    assert_eq!(server.check(&json!({"user": "blocked"})).status, 429);
+    for user in ["blocked", "network"] {
+        assert_eq!(server.check(&json!({ "user": user })).status, 429);
+    }
+    let blocks = server.operate(&["blocks", "--search", "network"]);
+    assert!(String::from_utf8_lossy(&blocks.stdout).contains("abuse"));
     let body = json!({"reservation": reserved["reservation"], "cost": 1});
     let settled = Ask::new("POST", server.http, "/v1/settle")
         .body(&body)
