@@ -144,7 +144,21 @@ fn a_part_of_a_key_is_blocked_in_one_rule_or_in_all() {
     );
     let acme = [("tenant", "acme"), ("user", "u1")];
     fixture.set(Some("api"), &[("tenant", "acme")], forever());
-    assert_eq!(fixture.ask(&acme, Effect::Charge, START).2.unwrap(), "api");
+    let rule = || fixture.ask(&acme, Effect::Charge, START).2.unwrap();
+    assert_eq!(rule(), "api");
+    fixture
+        .blocks
+        .remove(&target(Some("api"), &[("tenant", "acme")]));
+    fixture.set(Some("reports"), &[("tenant", "acme")], lasting(60));
+    assert_eq!(rule(), "reports");
+    fixture.set(None, &[("tenant", "acme")], lasting(60));
+    assert_eq!(rule(), "api", "of equal ends, the first rule that applies");
+    fixture.set(None, &[("tenant", "acme")], lasting(30));
+    assert_eq!(rule(), "reports", "the block that ends last");
+    for rule in [None, Some("reports")] {
+        fixture.blocks.remove(&target(rule, &[("tenant", "acme")]));
+    }
+    fixture.set(Some("api"), &[("tenant", "acme")], forever());
     assert!(!fixture.is_blocked(&[("tenant", "acme")]));
     assert!(!fixture.is_blocked(&[("tenant", "initech"), ("user", "u1")]));
     fixture.set(None, &[("tenant", "acme"), ("user", "u2")], forever());

@@ -16,7 +16,7 @@ use crate::{
 pub enum Reason {
     /// A limit is exhausted.
     Limit,
-    /// The key is blocked manually.
+    /// An operator has blocked the key, or the entries of the request.
     Blocked,
     /// The store is full, or the store is unreachable and the fallback policy is to deny.
     Store,
@@ -67,8 +67,9 @@ pub enum Source {
     Memory,
     /// Redis.
     Redis,
-    /// The denial cache: Redis denied an earlier request for the key, and the retry time of that
-    /// denial has not passed yet.
+    /// This process, without a call to Redis: Redis denied an earlier request for the key, and the
+    /// retry time of that denial has not passed yet, or a [block by entries](crate::EntryBlocks)
+    /// denies the request.
     Cache,
     /// This node's share of the limits, used while Redis is unreachable.
     Local,
@@ -150,12 +151,13 @@ pub struct Verdict<'r> {
     pub reason: Option<Reason>,
     /// The name of the rule with the tightest limit: the limit with the longest retry time or, if
     /// no limit denies the request, with the fewest remaining units. For a blocked key, the name of
-    /// the key's rule. `None` if no rule matched, the limit was sent with the request, or the store
-    /// was full.
+    /// the key's rule. For a [block by entries](crate::EntryBlocks), the name of the block's rule
+    /// or, if the block applies to all rules, of the first rule that matched. `None` if no rule
+    /// matched, the limit was sent with the request, or the store was full.
     pub rule: Option<&'r str>,
     /// The time until the same request would be admitted, or zero if the request is admitted. If
-    /// limits deny the request, this is their longest retry time. For a blocked key, it is the time
-    /// until the block ends. For a full store, it is the estimated time until the store has memory
+    /// limits deny the request, this is their longest retry time. For a block, it is the time until
+    /// the block ends. For a full store, it is the estimated time until the store has memory
     /// for a new key.
     pub retry_after: RetryAfter,
     /// How long to delay an admitted request: the longest delay of the queueing limits that apply
@@ -166,7 +168,7 @@ pub struct Verdict<'r> {
     /// The component that decided the request.
     pub source: Source,
     /// The evaluated limits with their outcomes, in the order of the rules. The list is empty if no
-    /// rule matched, a key is blocked, or the store was full.
+    /// rule matched, a block denies the request, or the store was full.
     pub lines: Lines<'r>,
     leading: Option<usize>,
 }
