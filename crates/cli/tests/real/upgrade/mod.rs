@@ -1,19 +1,18 @@
 //! Tests of upgrades without a gap: a new process takes over from a running server.
 
+mod connections;
+mod failures;
+
 use std::{
-    io::{Read as _, Write as _},
     net::TcpStream,
-    os::unix::{fs::symlink, net::UnixDatagram},
+    os::unix::net::UnixDatagram,
     process::{Command, Stdio},
     time::Duration,
 };
 
 use serde_json::json;
 
-use crate::{
-    http_client::Client,
-    support::{Ask, EVERY_LISTENER, Scratch, Server, repository, run, tidegate},
-};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, repository, run, tidegate};
 
 const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
@@ -44,11 +43,16 @@ fn upgrade(server: &mut Server) -> NewProcess {
     taken_over(server)
 }
 
-fn taken_over(server: &mut Server) -> NewProcess {
+/// Returns the new process, which may still fail, when it has been started.
+fn started(server: &mut Server) -> NewProcess {
     let line = server.wait_for(&["upgrade: the new process starts"]);
     let process = line.split("process=").nth(1).unwrap();
     let process = process.split_whitespace().next().unwrap();
-    let process = NewProcess(process.parse().unwrap());
+    NewProcess(process.parse().unwrap())
+}
+
+fn taken_over(server: &mut Server) -> NewProcess {
+    let process = started(server);
     server.wait_for(&["this process has taken over from the old process"]);
     process
 }
@@ -133,79 +137,30 @@ fn the_state_of_the_memory_store_moves() {
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
 }
 
-/// The connections stay open, with the bytes that were sent before the upgrade.
+/// A process that has taken over can be upgraded itself, with the overrides that it has then.
 #[test]
-fn open_connections_move_with_their_state() {
+fn a_second_upgrade_moves_what_has_changed_since_the_first() {
     let mut server = Server::start(FIVE_AN_HOUR);
-    let mut resp = Client::connect(server.resp);
-    // The last command is incomplete, and is part of a transaction.
-    resp.send("CLIENT SETNAME worker\r\nMULTI\r\nTIDEGATE.CHECK user u1\r\nTIDEGATE.CHE");
-    resp.read_until("+QUEUED\r\n");
-    let mut http = Client::connect(server.http);
-    let body = r#"{"entries": {"user": "u1"}}"#;
-    let check = |http: &mut Client| http.ask("POST", "/v1/check", &[], body.as_bytes());
-    assert_eq!(check(&mut http).json()["remaining"], 4);
-    let (begun, rest) = "GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n".split_at(9);
-    http.send(begun);
-    let silent = Client::connect(server.http);
-    let _new = upgrade(&mut server);
-    resp.send("CK user u1\r\nEXEC\r\n");
-    let replies = resp.read_until("*2\r\n*6\r\n:1\r\n$3\r\napi\r\n:5\r\n:3\r\n");
-    assert!(replies.starts_with("+QUEUED\r\n"), "{replies}");
-    resp.send("CLIENT GETNAME\r\n");
-    resp.read_until("$6\r\nworker\r\n");
-    http.send(rest);
-    assert_eq!(http.read_answer(false).status, 404);
-    assert_eq!(check(&mut http).json()["remaining"], 1);
-    let mut silent = silent;
-    assert_eq!(check(&mut silent).json()["remaining"], 0);
-}
-
-#[test]
-fn a_failed_upgrade_changes_nothing() {
-    let scratch = Scratch::new();
-    let program = scratch.join("tidegate");
-    let real = tidegate(&[]);
-    symlink(real.get_program(), &program).unwrap();
-    let mut server = Server::start_program(scratch, &program, FIVE_AN_HOUR);
-    let mut keep = TcpStream::connect(server.resp).unwrap();
-    assert_eq!(server.check(&json!({"user": "u1"})).json()["remaining"], 4);
-
-    let rules = server.rules_file();
-    let valid = std::fs::read_to_string(&rules).unwrap();
-    std::fs::write(&rules, "rules: [{name: api, kye: [user], limits: [9/h]}]\n").unwrap();
-    server.signal("USR2");
-    server.wait_for(&[
-        "ERROR",
-        "upgrade failed, so this process continues to serve",
-        "the new process reported: rules.yaml",
-    ]);
-    std::fs::write(&rules, &valid).unwrap();
-
-    std::fs::remove_file(&program).unwrap();
-    std::fs::write(&program, "#!/bin/sh\nexit 3\n").unwrap();
-    let executable = Command::new("chmod").arg("+x").arg(&program).status();
-    assert!(executable.unwrap().success());
-    server.signal("USR2");
-    server.wait_for(&["upgrade failed", "the new process ended (exit status: 3)"]);
-
-    std::fs::remove_file(&program).unwrap();
-    server.signal("USR2");
-    server.wait_for(&[
-        "upgrade failed",
-        "cannot start ",
-        "check that the program exists",
-    ]);
-
-    let failed = "tidegate_upgrades_total{result=\"failed\"} 3";
-    assert!(server.metrics().contains(failed));
-    assert_eq!(server.check(&json!({"user": "u1"})).json()["remaining"], 3);
-    keep.write_all(b"PING\r\n").unwrap();
-    keep.read_exact(&mut [0; 7]).unwrap();
-
-    symlink(real.get_program(), &program).unwrap();
-    let _new = upgrade(&mut server);
-    assert_eq!(server.check(&json!({"user": "u1"})).json()["remaining"], 2);
+    let remaining = |server: &Server, user: &str| {
+        server.check(&json!({ "user": user })).json()["remaining"].clone()
+    };
+    let operate = |server: &Server, arguments: &[&str]| {
+        let output = server.operate(arguments);
+        assert!(output.status.success(), "{output:?}");
+    };
+    for user in ["changed", "removed"] {
+        operate(&server, &["override", "api", user, "--limit", "10/h"]);
+        assert_eq!(remaining(&server, user), json!(9));
+    }
+    let first = upgrade(&mut server);
+    operate(&server, &["override", "api", "changed", "--limit", "20/h"]);
+    operate(&server, &["override", "api", "removed", "--remove"]);
+    operate(&server, &["override", "api", "added", "--limit", "30/h"]);
+    first.signal("USR2");
+    let _second = taken_over(&mut server);
+    assert_eq!(remaining(&server, "changed"), json!(18));
+    assert_eq!(remaining(&server, "removed"), json!(3));
+    assert_eq!(remaining(&server, "added"), json!(29));
 }
 
 /// A listener that the new configuration adds is bound by the new process.
