@@ -12,7 +12,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::{
     moved::{MAX_STATE_BYTES, MovedConnection},
-    shutdown::{ConnectionCount, OpenConnection, Shutdown},
+    shutdown::{ConnectionCount, OpenConnection, Shutdown, Stage},
 };
 
 /// The part of a connection that concerns its handover to another process.
@@ -76,6 +76,24 @@ impl Handover {
             listener: listener.address,
             _open: listener.movable.increment(),
         })
+    }
+}
+
+impl Stage {
+    /// Returns whether a connection must finish its requests and close. `movable` is `None` if the
+    /// connection cannot be handed over.
+    #[must_use]
+    pub const fn must_close(self, movable: Option<&MovableConnection>) -> bool {
+        match movable {
+            Some(_) => matches!(self, Self::Ending),
+            None => self.is_closing(),
+        }
+    }
+
+    /// Returns whether a connection must be handed over as soon as it is between two requests.
+    #[must_use]
+    pub const fn must_hand_over(self, movable: Option<&MovableConnection>) -> bool {
+        movable.is_some() && self.is_handing_over()
     }
 }
 

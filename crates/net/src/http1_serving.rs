@@ -5,10 +5,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{
-    Activity, Phase,
-    shutdown::{Shutdown, Stage},
-};
+use super::{Activity, MovableConnection, Phase, Shutdown};
 
 /// An HTTP/1.1 connection of hyper's server.
 pub trait Http1Connection: Future<Output = hyper::Result<()>> + Unpin {
@@ -60,8 +57,8 @@ pub struct Http1State<'c> {
     /// The activity of the connection. Each request must be recorded in it until its response is
     /// complete.
     pub activity: &'c Activity,
-    /// Whether the connection can be handed over.
-    pub is_movable: bool,
+    /// The guard of a connection that can be handed over.
+    pub movable: Option<&'c MovableConnection>,
 }
 
 impl Shutdown {
@@ -81,15 +78,11 @@ impl Shutdown {
     ) -> hyper::Result<Http1End> {
         let mut has_finished = false;
         self.watch(|cx, stage| {
-            let must_finish = match state.is_movable {
-                true => stage == Stage::Ending,
-                false => stage.is_closing(),
-            };
-            if must_finish && !has_finished {
+            if stage.must_close(state.movable) && !has_finished {
                 has_finished = true;
                 connection.finish();
             }
-            let is_moving = state.is_movable && stage.is_handing_over();
+            let is_moving = stage.must_hand_over(state.movable);
             loop {
                 // A new request is not read any more if the connection can be handed over now.
                 if is_moving && !has_finished && state.is_idle() {

@@ -77,7 +77,7 @@ pub use http2_stream::Http2Stream;
 pub use idle_timeout::{IdleTimeout, MinRate};
 pub use listener::{Exempt, Listener};
 pub use local_executor::LocalExecutor;
-pub use moved::{MAX_STATE_BYTES, MoveConnection, MovedConnection};
+pub use moved::{MAX_STATE_BYTES, MoveConnection, MovedConnection, StateFormat};
 pub use peer_closed::PeerClosed;
 pub use problem::Problem;
 pub use registry::{Activity, InFlight};
@@ -143,4 +143,15 @@ pub struct Connection {
     pub shutdown: Shutdown,
     /// Whether and how the connection can be handed over to another process.
     pub handover: Handover,
+}
+
+impl Connection {
+    /// Logs that the handler closes the connection, because it cannot use the state with which
+    /// another process has handed over the connection.
+    pub fn log_unknown_state(&self) {
+        tracing::error!(
+            peer = %self.peer,
+            "connection closed: cannot read the connection state that the old process sent"
+        );
+    }
 }

@@ -209,15 +209,6 @@ where
         }
     }
 
-    /// Serves a connection that another process has handed over.
-    fn resume(&self, moved: MovedConnection) -> io::Result<()> {
-        let peer = moved.socket.peer_addr()?;
-        moved.socket.set_nonblocking(true)?;
-        let worker = self.turn.fetch_add(1, Ordering::Relaxed) % self.workers.len().max(1);
-        self.assign(moved.socket, peer, worker, Some(moved.state));
-        Ok(())
-    }
-
     fn assign(
         &self,
         stream: std::net::TcpStream,
@@ -250,7 +241,7 @@ where
         };
         let handler = Arc::clone(&self.handler);
         self.workers[worker].spawn(move || async move {
-            match adopt(stream) {
+            match register(stream) {
                 Ok(stream) => registration.serve(handler(stream, connection)).await,
                 Err(error) => {
                     tracing::debug!(%error, %peer, "connection lost before it was served")
@@ -265,7 +256,7 @@ where
 pub(super) trait Adopt: Send + Sync {
     fn listener(&self) -> &Listener;
 
-    /// Serves the connection.
+    /// Serves a connection that another process has handed over.
     fn adopt(&self, moved: MovedConnection) -> io::Result<()>;
 }
 
@@ -279,14 +270,18 @@ where
     }
 
     fn adopt(&self, moved: MovedConnection) -> io::Result<()> {
-        self.resume(moved)
+        let peer = moved.socket.peer_addr()?;
+        moved.socket.set_nonblocking(true)?;
+        let worker = self.turn.fetch_add(1, Ordering::Relaxed) % self.workers.len().max(1);
+        self.assign(moved.socket, peer, worker, Some(moved.state));
+        Ok(())
     }
 }
 
 /// Registers `stream` with this worker's poller, and disables Nagle's algorithm. Responses are
 /// small, and Nagle's algorithm would delay a second small write until the client has acknowledged
 /// the first one, which can take 40 ms.
-fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
+fn register(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     stream.set_nodelay(true)?;
     Ok(stream)

@@ -9,6 +9,30 @@ use std::{
 /// The maximum length of the state of a connection that is handed over.
 pub const MAX_STATE_BYTES: usize = 2 << 20;
 
+/// The first bytes of the state of a connection. They tell the protocols and the versions of their
+/// encodings apart.
+#[derive(Clone, Copy, Debug)]
+pub struct StateFormat {
+    /// A letter for the protocol.
+    pub protocol: u8,
+    /// The version of the encoding.
+    pub version: u8,
+}
+
+impl StateFormat {
+    /// Returns the first bytes of the state.
+    #[must_use]
+    pub const fn header(self) -> [u8; 2] {
+        [self.protocol, self.version]
+    }
+
+    /// Returns `state` without its first bytes; `None` if it has another format.
+    #[must_use]
+    pub fn strip(self, state: &[u8]) -> Option<&[u8]> {
+        state.strip_prefix(&self.header())
+    }
+}
+
 /// A connection on its way to another process.
 #[derive(Debug)]
 pub struct MovedConnection {

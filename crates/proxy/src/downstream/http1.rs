@@ -85,7 +85,7 @@ impl ClientConnection {
         let state = Http1State {
             phase: &phase,
             activity: &self.connection.activity,
-            is_movable: movable.is_some(),
+            movable: movable.as_ref(),
         };
         let shutdown = &self.connection.shutdown;
         let ended = shutdown.serve_http1(&mut serving, state).await?;

@@ -59,10 +59,7 @@ impl ClientConnection {
         }
         let resumed = self.connection.handover.resumed.as_deref();
         match resumed.map(MovedState::decode) {
-            Some(None) => tracing::error!(
-                peer = %self.connection.peer,
-                "connection closed: cannot read the connection state that the old process sent"
-            ),
+            Some(None) => self.connection.log_unknown_state(),
             Some(Some(MovedState::Http1(unread))) => {
                 self.serve_as(Version::Http1, stream, service, Some(unread))
                     .await;
@@ -83,11 +80,11 @@ impl ClientConnection {
         let handover = &self.connection.handover;
         let movable = handover.movable::<TcpStream>(shutdown);
         let request_head = self.settings.timeouts.request_head;
-        let has_ended =
-            |stage: Stage| stage == Stage::Ending || stage.is_handing_over() && movable.is_some();
+        let must_hand_over = |stage: Stage| stage.must_hand_over(movable.as_ref());
+        let must_end = |stage: Stage| must_hand_over(stage) || stage.must_close(movable.as_ref());
         let started = tokio::select! {
             biased;
-            stage = shutdown.reached(has_ended) => {
+            stage = shutdown.reached(must_end) => {
                 if let Some(movable) = movable.filter(|_| stage.is_handing_over()) {
                     movable.hand_over(stream, MovedState::New.encode());
                 }

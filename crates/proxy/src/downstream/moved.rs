@@ -1,8 +1,11 @@
 //! The state of a client connection that moves to another process, as bytes.
 
-/// The first bytes of the state.
-const TAG: u8 = b'P';
-const VERSION: u8 = 1;
+use tidegate_net::StateFormat;
+
+const MOVED: StateFormat = StateFormat {
+    protocol: b'P',
+    version: 1,
+};
 
 const NEW: u8 = 0;
 const HTTP1: u8 = 1;
@@ -19,17 +22,18 @@ pub(super) enum MovedState {
 
 impl MovedState {
     pub(super) fn encode(&self) -> Vec<u8> {
-        match self {
-            Self::New => vec![TAG, VERSION, NEW],
-            Self::Http1(unread) => [&[TAG, VERSION, HTTP1], &unread[..]].concat(),
-        }
+        let (kind, unread) = match self {
+            Self::New => (NEW, &[][..]),
+            Self::Http1(unread) => (HTTP1, &unread[..]),
+        };
+        [&MOVED.header()[..], &[kind], unread].concat()
     }
 
     /// Returns the state; `None` if it is not valid.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        match bytes {
-            [TAG, VERSION, NEW] => Some(Self::New),
-            [TAG, VERSION, HTTP1, unread @ ..] => Some(Self::Http1(unread.to_vec())),
+        match MOVED.strip(bytes)? {
+            [NEW] => Some(Self::New),
+            [HTTP1, unread @ ..] => Some(Self::Http1(unread.to_vec())),
             _ => None,
         }
     }

@@ -13,8 +13,8 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{
-    Connection, Http1End, Http1State, MaybePlaintext, PeerClosed, Phase, Problem, StreamTimeouts,
-    TimedStream, WriteTimeout,
+    Connection, Http1End, Http1State, MaybePlaintext, PeerClosed, Phase, Problem, StateFormat,
+    StreamTimeouts, TimedStream, WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -38,9 +38,12 @@ impl ResponseBody for Full<Bytes> {
 /// because of the last read.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// The first byte of the state of a connection that moves to another process. The bytes that were
-/// read and not used follow.
-const MOVED_TAG: u8 = b'H';
+/// The format of the state of a connection that moves to another process: the bytes that were read
+/// and not used.
+const MOVED: StateFormat = StateFormat {
+    protocol: b'H',
+    version: 1,
+};
 
 /// Serves one connection. Returns when the client has closed the connection and all responses are
 /// sent. During a shutdown, returns when the response to the current request is sent. During an
@@ -77,8 +80,8 @@ pub(super) async fn serve_watched<S, F, B>(
     let stream = match &connection.handover.resumed {
         None => TimedStream::new(stream, timeouts),
         Some(state) => {
-            let Some((&MOVED_TAG, unread)) = state.split_first() else {
-                return tracing::error!(peer = %connection.peer, "connection closed: cannot read the connection state that the old process sent");
+            let Some(unread) = MOVED.strip(state) else {
+                return connection.log_unknown_state();
             };
             TimedStream::resumed(stream, timeouts, unread.to_vec())
         }
@@ -115,14 +118,15 @@ pub(super) async fn serve_watched<S, F, B>(
     let state = Http1State {
         phase: &phase,
         activity: &connection.activity,
-        is_movable: movable.is_some(),
+        movable: movable.as_ref(),
     };
     let ended = connection.shutdown.serve_http1(&mut serving, state).await;
     match (ended, movable) {
         (Ok(Http1End::Paused), Some(movable)) => {
             let parts = serving.into_parts();
             let (stream, rest) = parts.io.into_inner().into_stream().into_parts();
-            movable.hand_over(stream, [&[MOVED_TAG], &parts.read_buf[..], &rest].concat());
+            let state = [&MOVED.header()[..], &parts.read_buf, &rest].concat();
+            movable.hand_over(stream, state);
         }
         (Ok(_), _) => {}
         // Clients may abort connections at any time, and operators need not act, so this is logged
@@ -234,7 +238,7 @@ mod tests {
     async fn a_connection_is_handed_over_after_a_complete_request() {
         let (received, states) = handed_over("GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /next").await;
         assert!(received.starts_with("HTTP/1.1 200 OK\r\n"), "{received}");
-        assert_eq!(states, [[&[MOVED_TAG][..], b"GET /next"].concat()]);
+        assert_eq!(states, [b"H\x01GET /next"]);
     }
 
     /// If such a connection were handed over, the other process would take the rest of the body for

@@ -8,6 +8,7 @@
 //! Each of the names, the commands and the unread bytes is preceded by its length (4 bytes).
 
 use tidegate_limiter::Database;
+use tidegate_net::StateFormat;
 
 use super::{
     bounds::{MAX_COMMAND_BYTES, MAX_NAME_BYTES, READ_BYTES},
@@ -16,8 +17,10 @@ use super::{
     transaction::Transaction,
 };
 
-const TAG: u8 = b'R';
-const VERSION: u8 = 1;
+const MOVED: StateFormat = StateFormat {
+    protocol: b'R',
+    version: 1,
+};
 
 /// The maximum length of the bytes that were read and not used: a command, and one read.
 const MAX_UNREAD_BYTES: usize = MAX_COMMAND_BYTES + READ_BYTES;
@@ -38,15 +41,14 @@ impl Session {
             Replies::Off => 1,
             Replies::SkipNext => 2,
         };
-        let mut state = vec![
-            TAG,
-            VERSION,
+        let mut state = MOVED.header().to_vec();
+        state.extend([
             u8::from(self.protocol == Protocol::Resp3),
             replies,
             self.database.number(),
             // A session that needed no password may need one in the other process.
             u8::from(self.is_authenticated() && !self.is_open()),
-        ];
+        ]);
         state.extend(self.id.to_le_bytes());
         let names = self.names.as_deref().cloned().unwrap_or_default();
         for name in [&names.connection, &names.library, &names.version] {
@@ -69,10 +71,7 @@ impl Session {
     /// Continues the session with `state`. Returns `None`, and changes nothing, if the state is not
     /// valid.
     pub(super) fn resume(&mut self, state: &[u8]) -> Option<MovedState> {
-        let mut input = Input(state);
-        if input.array()? != [TAG, VERSION] {
-            return None;
-        }
+        let mut input = Input(MOVED.strip(state)?);
         let [protocol, replies, database, is_authenticated] = input.array()?;
         let protocol = match protocol {
             0 => Protocol::Resp2,

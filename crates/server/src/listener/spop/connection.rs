@@ -4,18 +4,21 @@ use std::{
     cell::{Cell, RefCell},
     future::poll_fn,
     io,
+    ops::ControlFlow,
     pin::Pin,
-    task::ready,
+    task::{Poll, ready},
 };
 
 use tidegate_limiter::ServerLimiter;
-use tidegate_net::{Connection, MaybePlaintext, Stage, StreamTimeouts, TimedStream, WriteTimeout};
+use tidegate_net::{
+    Connection, MaybePlaintext, MovableConnection, Stage, StreamTimeouts, TimedStream, WriteTimeout,
+};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use super::{
     bounds::{MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
     frame::{NORMAL, put_disconnect},
-    session::{Next, Session},
+    session::{Next, Progress, Session},
 };
 
 thread_local! {
@@ -46,8 +49,7 @@ pub(super) async fn serve<S>(
     let mut input = Input::default();
     if let Some(state) = connection.handover.resumed.take() {
         let Some(unread) = session.resume(&state) else {
-            tracing::error!(peer = %connection.peer, "connection closed: cannot read the connection state that the old process sent");
-            return;
+            return connection.log_unknown_state();
         };
         if unread.is_empty() {
             stream.phase().await_request();
@@ -55,14 +57,14 @@ pub(super) async fn serve<S>(
         input.bytes = unread;
     }
     let movable = connection.handover.movable::<S>(&connection.shutdown);
-    let is_movable = movable.is_some();
     let mut served = Served {
         session: &mut session,
         stream: &mut stream,
         input: &mut input,
-        is_movable,
+        connection: &connection,
+        movable: movable.as_ref(),
     };
-    match (run(&mut served, &connection, limiter).await, movable) {
+    match (served.run(limiter).await, movable) {
         (Ok(Ended::HandOver), Some(movable)) => {
             let state = session.state_to_move(&input.bytes);
             let (stream, _) = stream.into_parts();
@@ -78,8 +80,9 @@ struct Served<'c, S> {
     session: &'c mut Session,
     stream: &'c mut TimedStream<S>,
     input: &'c mut Input,
-    /// Whether the connection can be handed over to another process.
-    is_movable: bool,
+    connection: &'c Connection,
+    /// The guard of a connection that can be handed over to another process.
+    movable: Option<&'c MovableConnection>,
 }
 
 /// The reason why a connection is no longer served.
@@ -88,83 +91,83 @@ enum Ended {
     HandOver,
 }
 
-async fn run<S>(
-    served: &mut Served<'_, S>,
-    connection: &Connection,
-    limiter: &ServerLimiter,
-) -> io::Result<Ended>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let Served {
-        session,
-        stream,
-        input,
-        is_movable,
-    } = served;
-    let is_movable = *is_movable;
-    let must_close = |stage: Stage| match is_movable {
-        true => stage == Stage::Ending,
-        false => stage.is_closing(),
-    };
-    let mut out = Vec::new();
-    loop {
+impl<S: AsyncRead + AsyncWrite + Unpin> Served<'_, S> {
+    async fn run(&mut self, limiter: &ServerLimiter) -> io::Result<Ended> {
+        loop {
+            let progress = self.answer_frames(limiter).await?;
+            match progress.next {
+                Next::Read => {}
+                Next::Write => continue,
+                Next::Close => {
+                    self.stream.shutdown().await?;
+                    return Ok(Ended::Closed);
+                }
+            }
+            // With pipelining, a read usually ends in the middle of a frame, so a busy connection
+            // is never idle. Therefore, during a shutdown, the connection is closed as soon as the
+            // complete frames have been answered.
+            let stage = self.connection.shutdown.stage();
+            if progress.consumed > 0 && stage.must_close(self.movable) {
+                return disconnect(self.stream).await;
+            }
+            if let ControlFlow::Break(ended) = self.await_input().await? {
+                return Ok(ended);
+            }
+        }
+    }
+
+    /// Answers the complete frames of the input, and writes the answers.
+    async fn answer_frames(&mut self, limiter: &ServerLimiter) -> io::Result<Progress> {
+        let mut out = Vec::new();
         let progress = {
-            let _in_flight = connection.activity.begin();
-            session.answer(limiter, &input.bytes, &mut out).await
+            let _in_flight = self.connection.activity.begin();
+            let input = &self.input.bytes;
+            self.session.answer(limiter, input, &mut out).await
         };
         if !out.is_empty() {
-            stream.write_all(&out).await?;
-            stream.flush().await?;
-            out = Vec::new();
+            self.stream.write_all(&out).await?;
+            self.stream.flush().await?;
         }
-        input.remove(progress.consumed);
+        self.input.remove(progress.consumed);
         if progress.consumed > 0 {
-            let phase = stream.phase();
-            if input.bytes.is_empty() {
+            let phase = self.stream.phase();
+            if self.input.bytes.is_empty() {
                 phase.await_request();
             } else {
                 phase.await_rest();
             }
-            connection.activity.note_request();
+            self.connection.activity.note_request();
         }
-        match progress.next {
-            Next::Read => {}
-            Next::Write => continue,
-            Next::Close => {
-                stream.shutdown().await?;
-                return Ok(Ended::Closed);
-            }
-        }
-        // With pipelining, a read usually ends in the middle of a frame, so a busy connection is
-        // never idle. Therefore, during a shutdown, the connection is closed as soon as the
-        // complete frames have been answered.
-        if progress.consumed > 0 && must_close(connection.shutdown.stage()) {
-            return disconnect(stream).await;
-        }
-        let is_idle = input.bytes.is_empty();
-        let must_move = |stage: Stage| is_movable && stage.is_handing_over();
-        let must_stop = |stage: Stage| must_move(stage) || is_idle && must_close(stage);
+        Ok(progress)
+    }
+
+    /// Reads more input. Breaks if the connection has ended.
+    async fn await_input(&mut self) -> io::Result<ControlFlow<Ended>> {
+        let movable = self.movable;
+        let is_idle = self.input.bytes.is_empty();
+        let must_stop =
+            |stage: Stage| stage.must_hand_over(movable) || is_idle && stage.must_close(movable);
         let read = tokio::select! {
             biased;
-            stage = connection.shutdown.reached(must_stop) => {
-                if must_move(stage) {
-                    return Ok(Ended::HandOver);
-                }
-                return disconnect(stream).await;
+            stage = self.connection.shutdown.reached(must_stop) => {
+                return Ok(ControlFlow::Break(match stage.must_hand_over(movable) {
+                    true => Ended::HandOver,
+                    false => disconnect(self.stream).await?,
+                }));
             }
-            read = input.read(stream) => read?,
+            read = self.input.read(self.stream) => read?,
         };
         if read == 0 {
-            return Ok(Ended::Closed);
+            return Ok(ControlFlow::Break(Ended::Closed));
         }
-        if !input.fits() {
+        if !self.input.fits() {
             tracing::warn!(
-                peer = %connection.peer,
+                peer = %self.connection.peer,
                 "connection closed: the incomplete frames of this worker exceed their memory limit"
             );
-            return Ok(Ended::Closed);
+            return Ok(ControlFlow::Break(Ended::Closed));
         }
+        Ok(ControlFlow::Continue(()))
     }
 }
 
@@ -194,7 +197,7 @@ impl Input {
                 let mut buffer = ReadBuf::new(buffer);
                 ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer))?;
                 self.bytes.extend_from_slice(buffer.filled());
-                std::task::Poll::Ready(Ok(buffer.filled().len()))
+                Poll::Ready(Ok(buffer.filled().len()))
             })
         })
         .await

@@ -2,6 +2,7 @@
 
 use futures_util::{StreamExt as _, stream};
 use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
+use tidegate_net::StateFormat;
 use tidegate_tower::HeaderWriter;
 
 use super::{
@@ -14,9 +15,11 @@ use super::{
     },
 };
 
-/// The first bytes of the state that moves to another process.
-const MOVED_TAG: u8 = b'S';
-const MOVED_VERSION: u8 = 1;
+/// The format of the state that moves to another process.
+const MOVED: StateFormat = StateFormat {
+    protocol: b'S',
+    version: 1,
+};
 
 /// The state of one connection.
 #[derive(Debug)]
@@ -72,7 +75,8 @@ impl Session {
     /// ```
     pub(super) fn state_to_move(&self, unread: &[u8]) -> Vec<u8> {
         let max = u32::try_from(self.max_frame_bytes).unwrap_or(u32::MAX);
-        let mut state = vec![MOVED_TAG, MOVED_VERSION, u8::from(self.is_established)];
+        let mut state = MOVED.header().to_vec();
+        state.push(u8::from(self.is_established));
         state.extend(max.to_le_bytes());
         state.extend(unread);
         state
@@ -81,9 +85,7 @@ impl Session {
     /// Continues the session with the `state` of another process. Returns the bytes that it had
     /// read and not used. Returns `None`, and changes nothing, if the state is not valid.
     pub(super) fn resume(&mut self, state: &[u8]) -> Option<Vec<u8>> {
-        let ([MOVED_TAG, MOVED_VERSION, is_established @ (0 | 1)], rest) =
-            state.split_first_chunk()?
-        else {
+        let (is_established @ (0 | 1), rest) = MOVED.strip(state)?.split_first()? else {
             return None;
         };
         let (max, unread) = rest.split_first_chunk()?;

@@ -65,7 +65,7 @@ pub(super) async fn serve<S>(
     if let Some(state) = resumed
         && !client.resume(&state)
     {
-        tracing::error!(peer = %client.connection.peer, "connection closed: cannot read the connection state that the old process sent");
+        client.connection.log_unknown_state();
         return;
     }
     let shutdown = client.connection.shutdown.clone();
@@ -204,7 +204,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin> Client<S> 
         {
             return Poll::Ready(Err(ConnectionClosed));
         }
-        if self.movable.is_some() && self.stage.is_handing_over() {
+        if self.stage.must_hand_over(self.movable.as_ref()) {
             self.has_paused = true;
             return Poll::Ready(Err(ConnectionClosed));
         }
@@ -342,11 +342,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin> Client<S> 
     }
 
     /// Returns whether an idle connection must be closed.
-    fn must_close(&self) -> bool {
-        match self.movable {
-            None => self.stage.is_closing(),
-            Some(_) => self.stage == Stage::Ending,
-        }
+    const fn must_close(&self) -> bool {
+        self.stage.must_close(self.movable.as_ref())
     }
 
     /// Returns whether the connection has ended so that it can be handed over: all commands that
