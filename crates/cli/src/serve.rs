@@ -23,7 +23,6 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     };
     let takeover = Takeover::from_stdin().map_err(|error| error.to_string())?;
     let reporter = takeover.reporter();
-    let reporter = reporter.map_err(|error| format!("cannot take over: {error}"))?;
     // The old process logs the problem too, and continues to serve.
     run(args, Some(takeover)).inspect_err(|problem| reporter.fail(problem))
 }

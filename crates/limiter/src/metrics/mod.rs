@@ -225,6 +225,15 @@ fn verdict_kind_label(kind: VerdictKind) -> &'static str {
     kind.map_or("allowed", Reason::as_str)
 }
 
+/// The result of an upgrade to a new process, in the order of the labels of the metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpgradeResult {
+    /// This process has taken over from an older one.
+    TakenOver,
+    /// A new process did not take over from this one.
+    Failed,
+}
+
 /// The metrics of one server.
 #[derive(Debug)]
 pub struct Metrics {
@@ -437,9 +446,9 @@ impl Metrics {
         self.last_reload_failed.load(Ordering::Relaxed)
     }
 
-    /// Counts an upgrade and records whether it failed.
-    pub fn count_upgrade(&self, failed: bool) {
-        self.upgrades[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
+    /// Counts an upgrade.
+    pub fn count_upgrade(&self, result: UpgradeResult) {
+        self.upgrades[result as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a snapshot and records whether it failed.

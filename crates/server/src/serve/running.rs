@@ -4,7 +4,11 @@ use std::{future::pending, io, pin::pin, sync::Arc, time::Duration};
 
 use tidegate_config::{ShutdownConfig, Snapshot};
 use tidegate_envoy::RuleSource;
-use tidegate_limiter::{ServerLimiter, metrics::Metrics, snapshot};
+use tidegate_limiter::{
+    ServerLimiter,
+    metrics::{Metrics, UpgradeResult},
+    snapshot,
+};
 use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
 use tokio::{
@@ -333,7 +337,7 @@ impl ServerHandle {
         };
         // The container or the machine ends with its first process.
         if std::process::id() == 1 {
-            self.limiter.metrics().count_upgrade(true);
+            self.limiter.metrics().count_upgrade(UpgradeResult::Failed);
             tracing::error!(
                 "upgrade failed, so this process continues to serve: it is the first process of a container, which would end with it; replace the container instead (a rolling update)"
             );
@@ -342,7 +346,7 @@ impl ServerHandle {
         let started = Upgrade::start(program, &self.own_listeners);
         started
             .inspect_err(|error| {
-                self.limiter.metrics().count_upgrade(true);
+                self.limiter.metrics().count_upgrade(UpgradeResult::Failed);
                 tracing::error!("upgrade failed, so this process continues to serve: {error}");
             })
             .ok()
@@ -366,7 +370,7 @@ impl ServerHandle {
             UpgradeReport::Failed(error) => error,
             UpgradeReport::Committed => return upgrade.take(),
         };
-        self.limiter.metrics().count_upgrade(true);
+        self.limiter.metrics().count_upgrade(UpgradeResult::Failed);
         tracing::error!("upgrade failed, so this process continues to serve: {error}");
         let moved = upgrade.take()?;
         self.limiter.take_back_state();

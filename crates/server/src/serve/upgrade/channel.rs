@@ -158,6 +158,22 @@ impl Channel {
         parts: &[&[u8]],
         socket: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
+        let sent = self.send_message(kind, parts, socket);
+        sent.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                let problem = format!("the other process read nothing for {:?}", self.timeout);
+                io::Error::new(io::ErrorKind::TimedOut, problem)
+            }
+            _ => error,
+        })
+    }
+
+    fn send_message(
+        &self,
+        kind: Kind,
+        parts: &[&[u8]],
+        socket: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
         let length = parts.iter().map(|part| part.len()).sum::<usize>();
         if length > kind.max_bytes() {
             let problem = format!("a message of {length} bytes is too long");
@@ -317,6 +333,17 @@ mod tests {
         let error = theirs.receive().unwrap_err().to_string();
         assert!(error.contains("sent nothing for 10ms"), "{error}");
         drop(ours);
+    }
+
+    #[test]
+    fn a_process_that_does_not_read_is_not_waited_for_without_end() {
+        let (mut ours, theirs) = pair();
+        ours.set_timeout(Some(Duration::from_millis(10))).unwrap();
+        let more_than_fits = vec![0; 4 << 20];
+        let sent = ours.send(Kind::State, &[&more_than_fits], None);
+        let error = sent.unwrap_err().to_string();
+        assert_eq!(error, "the other process read nothing for 10ms");
+        drop(theirs);
     }
 
     #[test]

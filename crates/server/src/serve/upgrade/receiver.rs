@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::mpsc,
+    sync::{Arc, Mutex, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use rustix::{
     net::{AddressFamily, SocketType, sockopt},
     process::{Pid, geteuid, getppid},
 };
-use tidegate_limiter::{HandoverError, ServerLimiter};
+use tidegate_limiter::{HandoverError, ServerLimiter, metrics::UpgradeResult};
 use tidegate_net::{AdoptError, Adopter, MovedConnection, Server};
 
 use super::{
@@ -85,18 +85,32 @@ pub(in crate::serve) struct PassedListener {
 pub struct Takeover {
     channel: Channel,
     listeners: Vec<PassedListener>,
+    reporter: TakeoverReporter,
     old_process: i32,
 }
 
-/// Reports to the old process that this process cannot take over.
-#[derive(Debug)]
-pub struct TakeoverReporter(Channel);
+/// Reports to the old process that this process cannot take over. The connection to the old process
+/// is closed when this process has taken over.
+#[derive(Clone, Debug)]
+pub struct TakeoverReporter(Arc<Mutex<Option<Channel>>>);
 
 impl TakeoverReporter {
-    /// Reports `problem`. The old process logs it, and continues to serve.
+    fn new(channel: Channel) -> Self {
+        Self(Arc::new(Mutex::new(Some(channel))))
+    }
+
+    /// Reports `problem`. The old process logs it, and continues to serve. Has no effect after the
+    /// takeover.
     pub fn fail(&self, problem: &str) {
-        // If the old process does not listen, it notices that this process ends.
-        let _ = self.0.send(Kind::Failed, &[truncated(problem)], None);
+        if let Some(channel) = self.take() {
+            // If the old process does not listen, it notices that this process ends.
+            let _ = channel.send(Kind::Failed, &[truncated(problem)], None);
+        }
+    }
+
+    fn take(&self) -> Option<Channel> {
+        let mut channel = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        channel.take()
     }
 }
 
@@ -136,6 +150,7 @@ impl Takeover {
         let channel = Channel::new(UnixStream::from(socket), MESSAGE_TIMEOUT)?;
         let listeners = receive_listeners(&channel)?;
         Ok(Self {
+            reporter: TakeoverReporter::new(channel.try_clone()?),
             channel,
             listeners,
             old_process: peer.pid.as_raw_nonzero().get(),
@@ -143,12 +158,9 @@ impl Takeover {
     }
 
     /// Returns a handle with which this process reports that it cannot start.
-    ///
-    /// # Errors
-    ///
-    /// Returns the operating system's error.
-    pub fn reporter(&self) -> io::Result<TakeoverReporter> {
-        Ok(TakeoverReporter(self.channel.try_clone()?))
+    #[must_use]
+    pub fn reporter(&self) -> TakeoverReporter {
+        self.reporter.clone()
     }
 
     /// Takes the listening sockets.
@@ -200,9 +212,10 @@ impl Takeover {
             Kind::Commit => {}
             other => return Err(ChannelError::Unexpected(other as u8).into()),
         }
+        drop(self.reporter.take());
         let adopter = server.adopter();
         server.begin_serving();
-        limiter.metrics().count_upgrade(false);
+        limiter.metrics().count_upgrade(UpgradeResult::TakenOver);
         tracing::info!(
             old_process = self.old_process,
             keys,
@@ -308,7 +321,12 @@ fn adopt(adopter: &Adopter, connection: MovedConnection) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Shutdown;
+
     use rustix::process::getpid;
+    use tidegate::Clock;
+    use tidegate_config::Config;
+    use tidegate_core::{MemoryBounds, MemoryStore};
 
     use super::*;
 
@@ -371,6 +389,32 @@ mod tests {
             let error = Takeover::from_socket(input, own()).unwrap_err().to_string();
             assert!(error.contains("not a Unix socket"), "{error}");
         }
+    }
+
+    /// The old process sends all its work, and notices that no descriptor of the connection stays
+    /// open after it has ended its side.
+    #[test]
+    fn no_descriptor_of_the_connection_stays_open_after_the_takeover() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let old = Channel::new(theirs.try_clone().unwrap(), MESSAGE_TIMEOUT).unwrap();
+        let (kind, body) = hello(VERSION);
+        old.send(kind, &[&body], None).unwrap();
+        for kind in [Kind::Start, Kind::End, Kind::Commit] {
+            old.send(kind, &[], None).unwrap();
+        }
+        let taken = Takeover::from_socket(ours.into(), own()).unwrap();
+        let reporter = taken.reporter();
+        let server = Server::start_waiting(1).unwrap();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let rules = Config::parse("").unwrap().rules;
+        let limiter = ServerLimiter::new(rules, store, Clock::real());
+        taken.finish(&server, &limiter).unwrap();
+        for kind in [Kind::Prepared, Kind::Restored] {
+            assert_eq!(old.receive().unwrap().kind, kind);
+        }
+        theirs.shutdown(Shutdown::Write).unwrap();
+        assert!(matches!(old.receive(), Err(ChannelError::Closed)));
+        reporter.fail("this report has no effect");
     }
 
     #[test]
