@@ -72,7 +72,7 @@ pub use bounded_body::{BodyReadError, BoundedBody};
 pub use cert_identity::cert_identity;
 pub use frame_parser::{FrameHeader, FrameParser};
 pub use handover::{AdoptError, Handover, MaybePlaintext, MovableConnection};
-pub use http1_serving::{Http1Connection, Http1End, Http1State};
+pub use http1_serving::{Http1Connection, Http1End, Http1Lifetime, Http1State};
 pub use http2_stream::Http2Stream;
 pub use idle_timeout::{IdleTimeout, MinRate};
 pub use listener::{Exempt, Listener};

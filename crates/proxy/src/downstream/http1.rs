@@ -13,8 +13,8 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{
-    GuardedBody, Http1End, Http1State, MAX_HEADERS, MaybePlaintext, StreamTimeouts, TimedStream,
-    WriteTimeout,
+    GuardedBody, Http1End, Http1Lifetime, Http1State, MAX_HEADERS, MaybePlaintext, StreamTimeouts,
+    TimedStream, WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
@@ -74,7 +74,10 @@ impl ClientConnection {
         if self.settings.max_headers != MAX_HEADERS {
             builder.max_headers(self.settings.max_headers);
         }
+        let shutdown = &self.connection.shutdown;
+        let lifetime = shutdown.http1_lifetime(movable.as_ref());
         let mut serving = builder
+            .keep_alive(lifetime == Http1Lifetime::Persistent)
             // `TimedStream` enforces the head timeout.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
@@ -86,8 +89,8 @@ impl ClientConnection {
             phase: &phase,
             activity: &self.connection.activity,
             movable: movable.as_ref(),
+            lifetime,
         };
-        let shutdown = &self.connection.shutdown;
         let ended = shutdown.serve_http1(&mut serving, state).await?;
         if let (Http1End::Paused, Some(movable)) = (ended, movable) {
             if let Some(parts) = serving.into_parts() {

@@ -98,14 +98,14 @@ impl ClientConnection {
         }
     }
 
-    /// Waits for the TLS handshake. Returns `None` on an error, a timeout or a
-    /// shutdown.
+    /// Waits for the TLS handshake. Returns `None` on an error, a timeout or a shutdown. An upgrade
+    /// does not interrupt the handshake, because it cannot continue in another process.
     async fn await_start<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> Option<T> {
         let beginning = timeout(self.settings.timeouts.request_head, beginning);
         tokio::select! {
             biased;
             started = beginning => self.log_start(started),
-            () = self.connection.shutdown.begun() => None,
+            _ = self.connection.shutdown.reached(|stage| stage == Stage::Ending) => None,
         }
     }
 

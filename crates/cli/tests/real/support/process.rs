@@ -102,6 +102,11 @@ impl Process {
         self.seen.join("\n")
     }
 
+    /// Returns whether the program has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits until the program has ended. Returns the exit status and the rest of the log.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         // Wait until standard error is closed, which happens when the program ends. Unlike

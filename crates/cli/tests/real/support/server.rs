@@ -161,6 +161,11 @@ impl Server {
         self.process.has_logged(words)
     }
 
+    /// Returns whether the first server process has ended. After an upgrade, another one serves.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.has_ended()
+    }
+
     /// Waits until the server process has exited. The server's directory is kept.
     pub(crate) fn wait(self) -> (ExitStatus, Vec<String>, Scratch) {
         let Self {

@@ -2,6 +2,7 @@
 
 mod connections;
 mod failures;
+mod http2;
 
 use std::{
     net::TcpStream,

@@ -13,8 +13,8 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{
-    Connection, Http1End, Http1State, MaybePlaintext, PeerClosed, Phase, Problem, StateFormat,
-    StreamTimeouts, TimedStream, WriteTimeout,
+    Connection, Http1End, Http1Lifetime, Http1State, MaybePlaintext, PeerClosed, Phase, Problem,
+    StateFormat, StreamTimeouts, TimedStream, WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -98,7 +98,9 @@ pub(super) async fn serve_watched<S, F, B>(
             Ok::<_, Infallible>(answer)
         })
     });
+    let lifetime = connection.shutdown.http1_lifetime(movable.as_ref());
     let mut serving = http1::Builder::new()
+        .keep_alive(lifetime == Http1Lifetime::Persistent)
         // hyper's own timeout is off, because `TimedStream` enforces the timeouts.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
@@ -119,6 +121,7 @@ pub(super) async fn serve_watched<S, F, B>(
         phase: &phase,
         activity: &connection.activity,
         movable: movable.as_ref(),
+        lifetime,
     };
     let ended = connection.shutdown.serve_http1(&mut serving, state).await;
     match (ended, movable) {
