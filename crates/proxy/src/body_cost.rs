@@ -86,8 +86,14 @@ where
         }
         let (mut inner, context) = (self.inner.clone(), Arc::clone(&self.context));
         Either::Right(Box::pin(async move {
+            let undecided = context.runtime.begin_undecided();
             match context.read(&mut head, body).await {
-                Ok(body) => inner.call(Request::from_parts(head, body)).await,
+                Ok(body) => {
+                    let response = inner.call(Request::from_parts(head, body));
+                    // The call has decided the request, unless it waits for a concurrency slot.
+                    drop(undecided);
+                    response.await
+                }
                 Err(reply) => Ok(reply.map(LimitedBody::denial)),
             }
         }))

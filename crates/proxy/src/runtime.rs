@@ -39,6 +39,8 @@ pub struct ProxyRuntime {
     log: Option<AccessLog>,
     clock: Clock,
     bad_requests: Arc<BadRequests>,
+    /// Each request that waits for its body before it is decided holds a clone.
+    undecided: Arc<()>,
 }
 
 impl ProxyRuntime {
@@ -68,6 +70,7 @@ impl ProxyRuntime {
             log,
             clock,
             bad_requests: Arc::default(),
+            undecided: Arc::default(),
         })
     }
 
@@ -80,6 +83,17 @@ impl ProxyRuntime {
     /// Returns the counters of rejected requests.
     pub(crate) const fn bad_requests(&self) -> &Arc<BadRequests> {
         &self.bad_requests
+    }
+
+    /// Marks a request as undecided until the returned guard is dropped.
+    pub(crate) fn begin_undecided(&self) -> Arc<()> {
+        Arc::clone(&self.undecided)
+    }
+
+    /// Returns whether a request waits for its body before it is decided.
+    #[must_use]
+    pub fn has_undecided(&self) -> bool {
+        Arc::strong_count(&self.undecided) > 1
     }
 
     /// Returns the active version of the settings and upstreams.

@@ -2,6 +2,7 @@
 
 use std::{future::pending, io, pin::pin, sync::Arc, time::Duration};
 
+use tidegate::RateLimiter as _;
 use tidegate_config::{ShutdownConfig, Snapshot};
 use tidegate_envoy::RuleSource;
 use tidegate_limiter::{
@@ -42,8 +43,8 @@ const GOAWAY_GRACE: Duration = Duration::from_millis(300);
 /// The interval between two checks whether the requests are finished.
 const HANDOVER_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The open connections that matter for the time of a handover. The requests in progress of the
-/// proxy have been decided, so a handover does not wait for them.
+/// The open connections that matter for the time of a handover. A handover does not wait for the
+/// requests in progress of the proxy that have been decided.
 #[derive(Debug, Default)]
 struct OpenConnections {
     /// The connections that can be handed over, without those of the proxy.
@@ -229,7 +230,12 @@ impl ServerHandle {
             }
         }
         let stopped = match end {
-            ServingEnd::Stop => self.stop().await,
+            ServingEnd::Stop => {
+                tracing::info!(
+                    "shutting down: accepting no new connections, finishing requests in progress"
+                );
+                self.stop().await
+            }
             ServingEnd::Upgraded(upgrade) => self.finish_upgrade(upgrade, &mut signals).await,
         };
         expiry.abort();
@@ -396,12 +402,23 @@ impl ServerHandle {
             .await;
         }
         self.server.hand_over(Box::new(upgrade.mover()));
-        if is_exclusive && self.wait_while(|open, _| open.movable > 0).await {
+        if is_exclusive
+            && self
+                .wait_while(|open, _| open.movable > 0 || self.has_undecided_requests())
+                .await
+        {
             tracing::warn!(
                 "upgrade: some requests in progress were not finished after {HANDOVER_TIMEOUT:?}; if they need a decision later, they are answered with 503"
             );
         }
         upgrade.send_state(&self.limiter);
+    }
+
+    /// Returns whether a request waits for a concurrency slot, or if the proxy waits for the body of
+    /// a request, before the request is decided.
+    fn has_undecided_requests(&self) -> bool {
+        let proxy = self.proxy.as_ref();
+        self.limiter.wait_queues().count() > 0 || proxy.is_some_and(|proxy| proxy.has_undecided())
     }
 
     /// Waits while `must_wait` returns true for the open connections and the time since the call,
@@ -431,13 +448,13 @@ impl ServerHandle {
         self.shutdown.drain = Duration::ZERO;
         let stopped = self.stop().await;
         upgrade.finish();
+        tracing::info!("upgrade: this process ends");
         stopped
     }
 
+    /// Finishes the requests in progress, at most for `shutdown.drain`, and writes the last
+    /// snapshot.
     async fn stop(self) -> io::Result<()> {
-        tracing::info!(
-            "shutting down: accepting no new connections, finishing requests in progress"
-        );
         let Self {
             server,
             proxy,
@@ -468,7 +485,7 @@ impl ServerHandle {
         if dropped > 0 {
             tracing::warn!(
                 connections = dropped,
-                "shutting down: drain deadline passed, connections dropped"
+                "drain deadline passed, connections dropped"
             );
         }
         save(&limiter, snapshot.as_ref())
