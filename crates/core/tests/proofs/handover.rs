@@ -10,7 +10,7 @@ use tidegate_core::{
 
 use crate::{
     promises::walk,
-    strategies::{self, any_kind},
+    strategies::{self, Ask, any_kind},
     world::{Rule, one_shard},
 };
 
@@ -123,8 +123,7 @@ fn outcomes(store: &MemoryStore, rule: &Rule, now: Timestamp) -> Vec<Outcome> {
 }
 
 /// Returns what remains of each limit. A peek that is denied shows the state without its cost.
-fn remaining(store: &MemoryStore, rule: &Rule, now: Timestamp) -> Vec<u64> {
-    let outcomes = outcomes(store, rule, now);
+fn remaining(outcomes: &[Outcome]) -> Vec<u64> {
     let cost = u64::from(outcomes.iter().all(|outcome| outcome.allowed));
     let remaining = outcomes.iter().map(|outcome| outcome.remaining + cost);
     remaining.collect()
@@ -154,38 +153,90 @@ fn a_moved_reservation_is_settled_before_the_first_decision() {
     );
 }
 
+/// A reservation between other requests.
+#[derive(Debug)]
+struct MovedReservation {
+    start: u64,
+    before: Vec<Ask>,
+    after: Vec<Ask>,
+    cost: u64,
+    unused: u64,
+}
+
+fn moved_reservation() -> impl Strategy<Value = MovedReservation> {
+    let asks = (strategies::asks(10), strategies::asks(10));
+    let costs = (1..5_u64, 0..5_u64);
+    (strategies::start(), asks, costs).prop_map(|(start, (before, after), (cost, unused))| {
+        MovedReservation {
+            start,
+            before,
+            after,
+            cost,
+            unused: unused.min(cost),
+        }
+    })
+}
+
+/// Moves a store after `reservation` was made, and settles the reservation in both stores. Returns
+/// the outcomes of the next request in the old store and in the new one. `before_settling` changes
+/// the old store after the move.
+fn settled_twice(
+    rule: &Rule,
+    reservation: &MovedReservation,
+    before_settling: impl Fn(&MemoryStore, Timestamp),
+) -> Result<[Vec<Outcome>; 2], TestCaseError> {
+    let MovedReservation {
+        start,
+        before,
+        after,
+        cost,
+        unused,
+    } = reservation;
+    let (old, new) = (one_shard(), one_shard());
+    let reserved = walk(rule, &old, *start, before, |_, _, _| Ok(()))?;
+    let charges = [rule.charge(*cost)];
+    let at = Timestamp::from_micros(reserved);
+    let (_, receipt) = old.reserve(&charges, at, &mut Vec::new());
+    let moved = walk(rule, &old, reserved, after, |_, _, _| Ok(()))?;
+    let now = Timestamp::from_micros(moved);
+    let mut part = Vec::new();
+    old.save(0, now, &mut part);
+    new.restore(&part, now).expect("a valid snapshot");
+    prop_assert_eq!(outcomes(&new, rule, now), outcomes(&old, rule, now));
+    new.forget_refunds(now);
+    let records = old.move_receipt(&charges, &receipt, now);
+    let moved_receipt = Receipt::from_moved(&records).expect("valid records");
+    before_settling(&old, now);
+    let settlements = [Settlement { unused: *unused }];
+    old.settle(&charges, receipt, &settlements, now);
+    new.settle(&charges, moved_receipt, &settlements, now);
+    Ok([&old, &new].map(|store| outcomes(store, rule, now)))
+}
+
 proptest! {
     #![proptest_config(strategies::cases(1_000))]
+
+    /// A reservation that moves has the same effect as in the old store, if the old store has
+    /// forgotten its earlier refunds too.
+    #[test]
+    fn a_moved_receipt_refunds_the_same(
+        limits in prop::collection::vec(any_kind().prop_flat_map(strategies::limit), 1..=4),
+        reservation in moved_reservation(),
+    ) {
+        let rule = Rule::new(b"key", limits, false);
+        let [old, new] = settled_twice(&rule, &reservation, |old, now| old.forget_refunds(now))?;
+        prop_assert_eq!(new, old);
+    }
 
     /// A reservation that moves refunds at most as much as it would have refunded in the old store.
     #[test]
     fn a_moved_receipt_never_refunds_too_much(
         limits in prop::collection::vec(any_kind().prop_flat_map(strategies::limit), 1..=4),
-        start in strategies::start(),
-        before in strategies::asks(10),
-        after in strategies::asks(10),
-        cost in 1..5_u64,
-        unused in 0..5_u64,
+        reservation in moved_reservation(),
     ) {
         let rule = Rule::new(b"key", limits, false);
-        let (old, new) = (one_shard(), one_shard());
-        let reserved = walk(&rule, &old, start, &before, |_, _, _| Ok(()))?;
-        let charges = [rule.charge(cost)];
-        let at = Timestamp::from_micros(reserved);
-        let (_, receipt) = old.reserve(&charges, at, &mut Vec::new());
-        let moved = walk(&rule, &old, reserved, &after, |_, _, _| Ok(()))?;
-        let now = Timestamp::from_micros(moved);
-        let mut part = Vec::new();
-        old.save(0, now, &mut part);
-        new.restore(&part, now).unwrap();
-        prop_assert_eq!(outcomes(&new, &rule, now), outcomes(&old, &rule, now));
-        new.forget_refunds(now);
-        let records = old.move_receipt(&charges, &receipt, now);
-        let moved_receipt = Receipt::from_moved(&records).unwrap();
-        let settlements = [Settlement { unused: unused.min(cost) }];
-        old.settle(&charges, receipt, &settlements, now);
-        new.settle(&charges, moved_receipt, &settlements, now);
-        let (of_new, of_old) = (remaining(&new, &rule, now), remaining(&old, &rule, now));
+        let [old, new] = settled_twice(&rule, &reservation, |_, _| ())?;
+        let (of_new, of_old) = (remaining(&new), remaining(&old));
         let is_at_most = of_new.iter().zip(&of_old).all(|(new, old)| new <= old);
         prop_assert!(is_at_most, "{:?} {:?}", of_new, of_old);
     }
