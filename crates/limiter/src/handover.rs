@@ -6,7 +6,7 @@
 
 use std::io;
 
-use tidegate_core::SnapshotError;
+use tidegate_core::{SnapshotError, Span, Timestamp};
 
 use crate::ServerLimiter;
 
@@ -21,6 +21,14 @@ const TOKEN_KEY: u8 = 3;
 
 /// A reservation, with the receipt of its charges.
 const RESERVATION: u8 = 4;
+
+/// The time of the clock of the other process, in microseconds (8 bytes, little-endian). It is the
+/// first record.
+const TIME: u8 = 5;
+
+/// The maximum difference between the clocks of two processes that is not corrected. It includes
+/// the time in which the record arrives.
+const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
 
 /// The function that sends a record: its tag and its bytes.
 pub type SendState<'f> = dyn FnMut(u8, &[u8]) -> io::Result<()> + 'f;
@@ -44,6 +52,9 @@ pub enum HandoverError {
     /// A reservation is not valid.
     #[error("a reservation cannot be read")]
     Reservation,
+    /// The time of the other process is not valid.
+    #[error("the time cannot be read")]
+    Time,
     /// The override file cannot be opened.
     #[error("cannot open the override file: {0}")]
     OverrideFile(#[from] io::Error),
@@ -64,6 +75,7 @@ impl ServerLimiter {
             // From now on, this process makes no change that the other process would not know.
             self.set_overrides_moved(true);
             self.set_moved(true);
+            send(TIME, &self.now().as_micros().to_le_bytes())?;
             for document in self.override_documents() {
                 send(OVERRIDE, &document)?;
             }
@@ -121,7 +133,26 @@ impl ServerLimiter {
                 let is_taken = self.take_reservation(record);
                 is_taken.then_some(0).ok_or(HandoverError::Reservation)
             }
+            TIME => {
+                let micros = record.try_into().map_err(|_| HandoverError::Time)?;
+                self.continue_clock(Timestamp::from_micros(u64::from_le_bytes(micros)));
+                Ok(0)
+            }
             other => Err(HandoverError::Tag(other)),
+        }
+    }
+
+    /// Continues with the time of the other process, if the wall clock was stepped since the other
+    /// process was started. Otherwise, the step would shift every deadline in the state.
+    fn continue_clock(&self, others: Timestamp) {
+        let own = self.now();
+        let difference = own.since(others).max(others.since(own));
+        if difference > MAX_CLOCK_DIFFERENCE {
+            tracing::warn!(
+                seconds = difference.as_micros() / 1_000_000,
+                "the wall clock was stepped while the old process was running; this process continues with the time of the old process, until it is restarted"
+            );
+            self.clock().continue_from(others);
         }
     }
 

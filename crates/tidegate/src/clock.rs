@@ -14,7 +14,8 @@ use tidegate_core::Timestamp;
 
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
-/// Later changes of the wall clock have no effect. Until the program restarts, calendar windows and
+/// Later changes of the wall clock have no effect. Until the program restarts (an
+/// [upgrade](Self::continue_from) is not a restart), calendar windows and
 /// schedules are therefore off by the size of such a change. They are also off by the time for
 /// which the machine was suspended, because Linux's monotonic clock does not count that time.
 /// Limits measure only elapsed time and are not affected. Clones are cheap and return the same
@@ -52,7 +53,8 @@ struct Counter {
     /// The duration of one tick, in units of 2^-64 microseconds.
     tick: u64,
     steady_start: Instant,
-    wall_start_micros: u64,
+    /// The time at `steady_start`.
+    wall_start_micros: AtomicU64,
     /// The offset added to the counted microseconds: the wall clock at the start, plus the
     /// accumulated lag of the counter behind the system's monotonic clock.
     anchor_micros: AtomicU64,
@@ -117,10 +119,18 @@ impl Counter {
         both
     }
 
+    fn continue_from(&self, now: u64) {
+        let (steady, counted) = self.read_both();
+        let start = now.saturating_sub(steady);
+        self.wall_start_micros.store(start, Ordering::Relaxed);
+        self.follow(steady, counted);
+    }
+
     /// Moves the anchor so that the counter value `counted` corresponds to the time `steady_micros`
     /// after the start. Returns that time.
     fn follow(&self, steady_micros: u64, counted: u64) -> u64 {
-        let now = self.wall_start_micros.saturating_add(steady_micros);
+        let start = self.wall_start_micros.load(Ordering::Relaxed);
+        let now = start.saturating_add(steady_micros);
         let anchor = now.wrapping_sub(counted);
         self.anchor_micros.store(anchor, Ordering::Relaxed);
         self.compared_micros.store(counted, Ordering::Release);
@@ -161,7 +171,7 @@ impl Clock {
             tick: tick(&clock),
             steady_start: Instant::now(),
             clock,
-            wall_start_micros,
+            wall_start_micros: AtomicU64::new(wall_start_micros),
             anchor_micros: AtomicU64::new(wall_start_micros),
             compared_micros: AtomicU64::new(0),
         };
@@ -175,6 +185,19 @@ impl Clock {
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
             counter.compared();
+        }
+    }
+
+    /// Sets the time of this clock and of all its clones to `now`, the time of the clock of another
+    /// process that this process replaces. If the wall clock was stepped while the other process
+    /// was running, the two clocks differ, and an instant of the other process would be earlier or
+    /// later here. Has no effect on a clock of tokio.
+    pub fn continue_from(&self, now: Timestamp) {
+        match &self.0 {
+            Source::Real(counter) => counter.continue_from(now.as_micros()),
+            Source::Manual(_) => self.set(now),
+            #[cfg(feature = "tokio")]
+            Source::Tokio { .. } => {}
         }
     }
 
@@ -239,7 +262,7 @@ mod tests {
         let Source::Real(counter) = Clock::real().0 else {
             panic!("a real clock has a counter");
         };
-        let start = counter.wall_start_micros;
+        let start = counter.wall_start_micros.load(Ordering::Relaxed);
         // The test takes less than a minute.
         let is_about = |now: u64, expected: u64| now.abs_diff(expected) < HOUR / 60;
         let counted = counter.counted_micros();
@@ -278,6 +301,24 @@ mod tests {
         }
         mock.decrement(MINUTES);
         assert!(is_about_start(clock.now()), "before the start");
+    }
+
+    #[test]
+    fn a_clock_continues_from_the_time_of_another_process() {
+        const HOUR: u64 = 3_600_000_000;
+        let clock = Clock::real();
+        for shift in [-1, 1] {
+            let other = clock
+                .now()
+                .as_micros()
+                .strict_add_signed(shift * 3_600_000_000);
+            clock.clone().continue_from(Timestamp::from_micros(other));
+            for _ in 0..2 {
+                let ahead = clock.now().as_micros() - other;
+                assert!(ahead < HOUR / 60, "{ahead}");
+                clock.follow();
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,86 @@
+//! Moves the state of a limiter to another one, as in an upgrade.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use futures_util::FutureExt as _;
+use tidegate::{Clock, rate_limiter::SlotTurn};
+use tidegate_config::{Config, ReservationsConfig};
+use tidegate_core::{
+    Cost, MemoryBounds, MemoryStore, Request, RetryAfter, Scratch, Span, Timestamp,
+};
+use tidegate_limiter::{HandoverError, ServerLimiter, reservations::Reservations};
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+const HOUR: Span = Span::from_secs(3_600);
+const RULES: &str = "rules: [{name: api, limits: [5/h], algorithm: sliding_window_log}]";
+
+fn limiter(now: Timestamp) -> ServerLimiter {
+    let rules = Config::parse(RULES).unwrap().rules;
+    let store = MemoryStore::new(MemoryBounds::default());
+    let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
+    ServerLimiter::new(rules, store, Clock::manual(now)).with_reservations(reservations)
+}
+
+/// Reserves `cost` units for an hour. Returns the token, or the time after which a retry is
+/// admitted.
+fn reserve(limiter: &ServerLimiter, cost: u64) -> Result<String, RetryAfter> {
+    let request = Request::new(&[], Cost::new(cost).unwrap()).unwrap();
+    let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+    let turn = SlotTurn::at_once();
+    let reserved = limiter.reserve(&rules, &mut scratch, &request, HOUR, turn);
+    let (verdict, reservation) = reserved.now_or_never().unwrap().unwrap();
+    let retry_after = verdict.leading().unwrap().outcome.retry_after;
+    reservation
+        .map(|reservation| reservation.token)
+        .ok_or(retry_after)
+}
+
+fn hand_over(old: &ServerLimiter, new: &ServerLimiter) -> Result<(), HandoverError> {
+    let mut records = Vec::new();
+    old.send_state(&mut |tag, record| {
+        records.push((tag, record.to_vec()));
+        Ok(())
+    })?;
+    new.begin_taking_state();
+    for (tag, record) in records {
+        new.take_state(tag, &record)?;
+    }
+    new.end_taking_state()
+}
+
+/// The wall clock was set forward or back by an hour while the old process was running, or was not
+/// stepped.
+#[test]
+fn a_step_of_the_wall_clock_shifts_no_deadline() {
+    for wall_clock in [START, START.after(HOUR), START.before(HOUR)] {
+        let (old, new) = (limiter(START), limiter(wall_clock));
+        let token = reserve(&old, 3).unwrap();
+        let later = START.after(Span::from_secs(60));
+        old.clock().set(later);
+        new.clock().set(wall_clock.after(Span::from_secs(60)));
+        reserve(&old, 2).unwrap();
+        hand_over(&old, &new).unwrap();
+        assert_eq!(new.now(), later);
+        let wait = Span::from_secs(3_600 - 60);
+        assert_eq!(reserve(&new, 1), Err(RetryAfter::After(wait)));
+        let settled = new.settle_reservation(&token, 1).now_or_never().unwrap();
+        assert_eq!(settled.unwrap().unused, 2);
+        new.clock().set(later.after(wait));
+        reserve(&new, 3).unwrap();
+    }
+}
+
+#[test]
+fn a_small_difference_of_the_clocks_is_not_corrected() {
+    let arrival = START.after(Span::from_millis(900));
+    let (old, new) = (limiter(START), limiter(arrival));
+    hand_over(&old, &new).unwrap();
+    assert_eq!(new.now(), arrival);
+}
+
+#[test]
+fn an_invalid_time_is_refused() {
+    const TIME: u8 = 5;
+    let error = limiter(START).take_state(TIME, b"1234567").unwrap_err();
+    assert_eq!(error.to_string(), "the time cannot be read");
+}
