@@ -25,7 +25,7 @@ mod upgrade;
 use std::{path::Path, sync::Arc};
 
 use tidegate::Clock;
-use tidegate_config::{AccessLogConfig, Config, Proxy, quota::QuotaRule};
+use tidegate_config::{AccessLogConfig, Config, Identity, Proxy, quota::QuotaRule};
 use tidegate_envoy::quota::Quotas;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Server, file_watch::stamp};
@@ -47,6 +47,8 @@ use self::{
 };
 pub use crate::redis_runtime::RedisStartError;
 use crate::{
+    geoip::GeoIp,
+    listener::admin::AdminCredential,
     redis_runtime::RedisRuntime,
     reload::{Reloader, RestartOnlySettings},
 };
@@ -72,23 +74,15 @@ pub fn start(
     secrets: Secrets,
     mut takeover: Option<Takeover>,
 ) -> Result<ServerHandle, ServeError> {
-    if let Some(error) = secret_errors(&config, &secrets).pop() {
-        return Err(error);
-    }
-    let credentials = admin_credentials(&config, &secrets);
-    let restart_only = RestartOnlySettings::with(&config);
-    let certificates = Certificates::load(&config)?;
-    let lowered_connections = descriptors::fit_connections(&mut config);
-    let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
-    let passed = takeover.as_mut().map(Takeover::take_listeners);
-    let sockets = Sockets::open(&mut config, passed.unwrap_or_default())?;
-    // Check this only after `Sockets::open`, because the address may come from a socket passed by
-    // the service manager.
-    check_admin(config.listen.admin, &credentials)?;
-    for warning in &config.warnings {
-        tracing::warn!("{warning}");
-    }
-
+    let Loaded {
+        credentials,
+        restart_only,
+        certificates,
+        lowered_connections,
+        geoip,
+        identity,
+        sockets,
+    } = load(&mut config, &secrets, takeover.as_mut())?;
     let clock = Clock::real();
     let start_redis = |redis| RedisRuntime::start(redis, secrets.password.clone());
     let redis = config.redis.take().map(start_redis).transpose()?;
@@ -159,6 +153,52 @@ pub fn start(
         own_listeners,
         takeover,
         program: None,
+    })
+}
+
+/// The parts of a configuration that are loaded before the server starts.
+struct Loaded {
+    credentials: Vec<AdminCredential>,
+    restart_only: RestartOnlySettings,
+    certificates: Certificates,
+    /// A warning, if the number of connections was lowered to fit the limit on open files.
+    lowered_connections: Option<String>,
+    geoip: Option<Arc<GeoIp>>,
+    identity: Identity,
+    sockets: Sockets,
+}
+
+/// Checks the secrets, loads the files that `config` names, and opens the listening sockets or takes
+/// them from the old process.
+fn load(
+    config: &mut Config,
+    secrets: &Secrets,
+    takeover: Option<&mut Takeover>,
+) -> Result<Loaded, ServeError> {
+    if let Some(error) = secret_errors(config, secrets).pop() {
+        return Err(error);
+    }
+    let credentials = admin_credentials(config, secrets);
+    let restart_only = RestartOnlySettings::with(config);
+    let certificates = Certificates::load(config)?;
+    let lowered_connections = descriptors::fit_connections(config);
+    let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
+    let passed = takeover.map(Takeover::take_listeners);
+    let sockets = Sockets::open(config, passed.unwrap_or_default())?;
+    // Check this only after `Sockets::open`, because the address may come from a socket passed by
+    // the service manager.
+    check_admin(config.listen.admin, &credentials)?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(Loaded {
+        credentials,
+        restart_only,
+        certificates,
+        lowered_connections,
+        geoip,
+        identity,
+        sockets,
     })
 }
 
