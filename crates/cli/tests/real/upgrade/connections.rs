@@ -3,7 +3,10 @@
 use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread::spawn,
     time::Duration,
 };
@@ -54,6 +57,8 @@ fn open_connections_move_with_their_state() {
     assert_eq!(check(&mut silent).json()["remaining"], 0);
 }
 
+const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
 /// Starts an upstream that responds to each request with `ok`. Requests must not have a body, or
 /// end with `}`.
 fn upstream() -> SocketAddr {
@@ -74,8 +79,7 @@ fn respond(mut stream: TcpStream) {
         let is_complete = received.ends_with(b"\r\n\r\n") || received.ends_with(b"}");
         if is_complete {
             received.clear();
-            let response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
-            stream.write_all(response).unwrap();
+            stream.write_all(OK).unwrap();
         }
     }
 }
@@ -291,6 +295,23 @@ fn a_tls_handshake_in_progress_is_finished() {
     let _new = taken_over(&mut server);
 }
 
+/// Starts an upgrade, and returns when only connections that can be handed over are open. Fails if
+/// the state moves then.
+fn begin_handover(server: &Server) {
+    let closing = Http2Client::connect(server.grpc);
+    server.signal("USR2");
+    closing.until_closed();
+    // The old process accepts no connection any more, and the new process none before the state has
+    // moved.
+    let mut waiting = TcpStream::connect(server.http).unwrap();
+    let request = b"GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n";
+    waiting.write_all(request).unwrap();
+    let brief = Duration::from_millis(200);
+    waiting.set_read_timeout(Some(brief)).unwrap();
+    let served = waiting.read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(served, Err(ErrorKind::WouldBlock), "the state has moved");
+}
+
 /// The cost of the request is in its body, so the request is not decided before its body arrives.
 const COST_IN_BODY: &str = "rules: [{name: api, key: [path], limits: [5/h], algorithm: fixed_window, cost: {json: /n, default: 1}}]\n";
 
@@ -304,23 +325,72 @@ fn the_handover_waits_for_a_request_whose_cost_is_in_its_body() {
     undecided
         .send("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 8\r\n\r\n");
     undecided.read_until("HTTP/1.1 100 Continue\r\n\r\n");
-    let closing = Http2Client::connect(server.grpc);
-    server.signal("USR2");
-    // Now all connections that cannot be handed over are closed.
-    closing.until_closed();
-    // The old process accepts no connection any more, and the new process none before the state has
-    // moved.
-    let mut waiting = TcpStream::connect(server.http).unwrap();
-    let request = b"GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n";
-    waiting.write_all(request).unwrap();
-    let brief = Duration::from_millis(200);
-    waiting.set_read_timeout(Some(brief)).unwrap();
-    let served = waiting.read(&mut [0; 1]).map_err(|error| error.kind());
-    assert_eq!(served, Err(ErrorKind::WouldBlock), "the state has moved");
+    begin_handover(&server);
     undecided.send("{\"n\": 2}");
     let response = undecided.read_answer(false);
     assert_eq!((response.status, &*response.body), (200, "ok"));
     let _new = taken_over(&mut server);
-    waiting.set_read_timeout(Some(TIMEOUT)).unwrap();
-    waiting.read_exact(&mut [0; 1]).unwrap();
+}
+
+/// An upstream that responds to its first request when it receives a message, and to all others at
+/// once.
+fn upstream_with_slow_response() -> SlowUpstream {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let (receives, received) = channel();
+    let (may_respond, allowed) = channel();
+    spawn(move || {
+        let (mut first, _) = socket.accept().unwrap();
+        let read = first.read(&mut [0; 4_096]).unwrap();
+        receives.send(read).unwrap();
+        allowed.recv().unwrap();
+        first.write_all(OK).unwrap();
+        spawn(move || respond(first));
+        for stream in socket.incoming().map_while(Result::ok) {
+            spawn(move || respond(stream));
+        }
+    });
+    SlowUpstream {
+        address,
+        received,
+        may_respond,
+    }
+}
+
+struct SlowUpstream {
+    address: SocketAddr,
+    /// The length of the first request, when it has arrived.
+    received: Receiver<usize>,
+    may_respond: Sender<()>,
+}
+
+const ONE_SLOT: &str =
+    "rules: [{name: slots, limits: {algorithm: concurrency, limit: 1, wait: 30s}}]\n";
+
+/// The waiting request gets the slot as soon as the request in progress has ended.
+#[test]
+fn the_handover_waits_for_a_request_that_waits_for_a_slot() {
+    let upstream = upstream_with_slow_response();
+    let proxy = proxy_in_front_of(upstream.address);
+    let config = format!("{EVERY_LISTENER}{proxy}{ONE_SLOT}");
+    let mut server = Server::start_in(Scratch::new(), &config);
+    let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+    let mut in_progress = Client::connect(server.proxy());
+    in_progress.send(request);
+    assert!(upstream.received.recv_timeout(TIMEOUT).unwrap() > 0);
+    let mut waiting = Client::connect(server.proxy());
+    waiting.send(request);
+    eventually("the second request waits", || {
+        let metrics = server.metrics();
+        metrics
+            .contains("\ntidegate_waiting_requests 1\n")
+            .then_some(())
+    });
+    begin_handover(&server);
+    upstream.may_respond.send(()).unwrap();
+    for client in [&mut in_progress, &mut waiting] {
+        let response = client.read_answer(false);
+        assert_eq!((response.status, &*response.body), (200, "ok"));
+    }
+    let _new = taken_over(&mut server);
 }
