@@ -3,7 +3,7 @@
 
 const FIELDS = ['RateLimit-Policy', 'RateLimit', 'Retry-After'];
 
-// nginx may use only one of several values, and the application another one.
+// If a header has several values, nginx and the application may use different ones.
 function has_several_values(r, name) {
     return r.rawHeadersIn.filter(header => header[0].toLowerCase() === name).length > 1;
 }
@@ -16,7 +16,7 @@ function entries(r) {
         host: r.variables.host,
         customer: r.variables.customer,
     };
-    // As for other proxies, an empty value is absent.
+    // An empty value counts as absent, as with other proxies.
     Object.keys(all).filter(name => !all[name]).forEach(name => delete all[name]);
     return all;
 }
@@ -41,8 +41,8 @@ async function limit(r) {
         r.return(429, 'Too many requests\n');
         return;
     case 503:
-        // Tidegate has decided that the service has no capacity; without a reply, nginx has 502
-        // or 504.
+        // Tidegate has denied the request: the service is at its capacity, or the store cannot
+        // decide. If Tidegate does not reply, the status of the subrequest is 502 or 504.
         r.return(503, 'The service is at its capacity\n');
         return;
     default:

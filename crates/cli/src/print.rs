@@ -231,7 +231,7 @@ pub(crate) fn blocks(document: &Value) -> String {
         out.push_str("note: there are more blocks by entries; `tidegate blocks` lists all\n");
     }
     if has_inactive {
-        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key, or because no rule uses its entry; lift the block with `tidegate unblock`\n");
+        out.push_str("note: inactive blocks deny no requests: the rule was removed or has another key, or no rule uses an entry of the block; lift them with `tidegate unblock`\n");
     }
     if let Some(hint) = hint(document) {
         out.push_str(&hint);
@@ -458,7 +458,7 @@ pub(crate) fn denials(denials: &Value) -> String {
             text(&row["at"]),
             match (&row["rule"], text(&row["reason"]).as_str()) {
                 (Value::Null, "store") => "-".to_owned(),
-                // No rule applies to a request that a block by entries denies.
+                // A block by entries can deny a request to which no rule applies.
                 (Value::Null, "blocked") if list(&row["key"]).next().is_none() => "-".to_owned(),
                 (Value::Null, _) => "(sent with the request)".to_owned(),
                 (rule, _) => text(rule),

@@ -152,7 +152,11 @@ fn a_part_of_a_key_is_blocked_in_one_rule_or_in_all() {
     fixture.set(Some("reports"), &[("tenant", "acme")], lasting(60));
     assert_eq!(rule(), "reports");
     fixture.set(None, &[("tenant", "acme")], lasting(60));
-    assert_eq!(rule(), "api", "of equal ends, the first rule that applies");
+    assert_eq!(
+        rule(),
+        "api",
+        "if the ends are equal, the first rule that applies"
+    );
     fixture.set(None, &[("tenant", "acme")], lasting(30));
     assert_eq!(rule(), "reports", "the block that ends last");
     for rule in [None, Some("reports")] {

@@ -145,7 +145,8 @@ impl ServerLimiter {
             now,
             block_now: now,
         };
-        // If no rule applies to a request that a block by entries denies, its charge has no limits.
+        // The charge of a blocked request to which no rule applies is not explained: it belongs to
+        // no rule, and its limits are never evaluated.
         charges.retain(|charge| charge.key != BLOCK_KEY);
         let current = self.current_states(&charges, now).await;
         for ((charge, next), current) in charges.iter().zip(outcomes).zip(current) {
@@ -264,8 +265,8 @@ impl ServerLimiter {
 }
 
 impl<'r> ExplainedCharge<'r> {
-    /// Explains `charge`, a charge of `rule`, without its key, its override, its current state and
-    /// the block that denies it.
+    /// Explains `charge`, a charge of `rule`. The caller must set the fields for the key, the
+    /// override, the current state and the block.
     fn new(rule: &'r Rule, charge: &Charge<'_>, answer: ChargeAnswer) -> Self {
         let policies = charge.limits.iter();
         Self {

@@ -26,8 +26,8 @@ const RESERVATION: u8 = 4;
 /// first record.
 const TIME: u8 = 5;
 
-/// The maximum difference between the clocks of two processes that is not corrected. It includes
-/// the time in which the record arrives.
+/// The maximum difference between the clocks of two processes that is not corrected. The difference
+/// includes the time that the record takes to arrive.
 const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
 
 /// The function that sends a record: its tag and its bytes.
@@ -53,7 +53,7 @@ pub enum HandoverError {
     #[error("a reservation cannot be read")]
     Reservation,
     /// The time of the other process is not valid.
-    #[error("the time cannot be read")]
+    #[error("the time of the old process cannot be read")]
     Time,
     /// The override file cannot be opened.
     #[error("cannot open the override file: {0}")]
@@ -72,7 +72,7 @@ impl ServerLimiter {
     /// Returns the error of `send`. The caller must then call [`Self::take_back_state`].
     pub fn send_state(&self, send: &mut SendState<'_>) -> io::Result<()> {
         if self.redis_store().is_none() {
-            // From now on, this process makes no change that the other process would not know.
+            // From now on, this process makes no change, because the change would not move.
             self.set_overrides_moved(true);
             self.set_moved(true);
             send(TIME, &self.now().as_micros().to_le_bytes())?;
@@ -143,16 +143,16 @@ impl ServerLimiter {
     }
 
     /// Continues with the time of the other process, if the wall clock was stepped since the other
-    /// process was started. Otherwise, the step would shift every deadline in the state.
-    fn continue_clock(&self, others: Timestamp) {
+    /// process was started. Without this correction, every deadline in the state would shift.
+    fn continue_clock(&self, old_time: Timestamp) {
         let own = self.now();
-        let difference = own.since(others).max(others.since(own));
+        let difference = own.since(old_time).max(old_time.since(own));
         if difference > MAX_CLOCK_DIFFERENCE {
             tracing::warn!(
                 seconds = difference.as_micros() / 1_000_000,
-                "the wall clock was stepped while the old process was running; this process continues with the time of the old process, until it is restarted"
+                "the system time was stepped after the old process started; this process continues with the old process's clock until a restart"
             );
-            self.clock().continue_from(others);
+            self.clock().continue_from(old_time);
         }
     }
 

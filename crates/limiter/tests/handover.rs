@@ -82,5 +82,8 @@ fn a_small_difference_of_the_clocks_is_not_corrected() {
 fn an_invalid_time_is_refused() {
     const TIME: u8 = 5;
     let error = limiter(START).take_state(TIME, b"1234567").unwrap_err();
-    assert_eq!(error.to_string(), "the time cannot be read");
+    assert_eq!(
+        error.to_string(),
+        "the time of the old process cannot be read"
+    );
 }

@@ -54,15 +54,16 @@ pub enum Http1End {
 pub enum Http1Lifetime {
     /// Any number, until the server or the client closes the connection.
     Persistent,
-    /// One request. During an upgrade, this is the case for a connection that cannot be handed over
-    /// and whose TLS handshake was in progress when the upgrade began: if it were closed before its
-    /// first request, the client would have to report an error.
+    /// One request. During an upgrade, this applies to a connection that cannot be handed over and
+    /// whose TLS handshake was in progress when the upgrade began. If the connection were closed
+    /// before its first request, the client would have to report an error.
     OneRequest,
 }
 
 impl Shutdown {
-    /// Returns the lifetime of a connection that begins now. hyper must know it before the
-    /// connection is served (`keep_alive`), so that the response contains `Connection: close`.
+    /// Returns the lifetime of a connection that begins now. It must be passed to hyper
+    /// (`keep_alive`) before the connection is served, so that the response contains `Connection:
+    /// close`.
     #[must_use]
     pub fn http1_lifetime(&self, movable: Option<&MovableConnection>) -> Http1Lifetime {
         if self.stage().must_close(movable) {
@@ -73,7 +74,7 @@ impl Shutdown {
     }
 }
 
-/// The parts of a connection that tell whether it is between two requests.
+/// The parts of a connection that determine when it is closed or handed over.
 #[derive(Debug)]
 pub struct Http1State<'c> {
     /// The phase of the connection's stream.
@@ -81,7 +82,7 @@ pub struct Http1State<'c> {
     /// The activity of the connection. Each request must be recorded in it until its response is
     /// complete.
     pub activity: &'c Activity,
-    /// The guard of a connection that can be handed over.
+    /// The guard of the connection, if it can be handed over.
     pub movable: Option<&'c MovableConnection>,
     /// How many requests the connection serves.
     pub lifetime: Http1Lifetime,

@@ -9,8 +9,8 @@ use std::{
 /// The maximum length of the state of a connection that is handed over.
 pub const MAX_STATE_BYTES: usize = 2 << 20;
 
-/// The first bytes of the state of a connection. They tell the protocols and the versions of their
-/// encodings apart.
+/// The first bytes of the state of a connection. They identify the protocol and the version of the
+/// encoding.
 #[derive(Clone, Copy, Debug)]
 pub struct StateFormat {
     /// A letter for the protocol.

@@ -86,11 +86,11 @@ where
         }
         let (mut inner, context) = (self.inner.clone(), Arc::clone(&self.context));
         Either::Right(Box::pin(async move {
-            let undecided = context.runtime.begin_undecided();
+            let undecided = context.runtime.mark_undecided();
             match context.read(&mut head, body).await {
                 Ok(body) => {
                     let response = inner.call(Request::from_parts(head, body));
-                    // The call has decided the request, unless it waits for a concurrency slot.
+                    // The request is decided now, unless it waits for a concurrency slot.
                     drop(undecided);
                     response.await
                 }

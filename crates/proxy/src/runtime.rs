@@ -86,7 +86,7 @@ impl ProxyRuntime {
     }
 
     /// Marks a request as undecided until the returned guard is dropped.
-    pub(crate) fn begin_undecided(&self) -> Arc<()> {
+    pub(crate) fn mark_undecided(&self) -> Arc<()> {
         Arc::clone(&self.undecided)
     }
 

@@ -14,12 +14,11 @@ use tidegate_core::Timestamp;
 
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
-/// Later changes of the wall clock have no effect. Until the program restarts (an
-/// [upgrade](Self::continue_from) is not a restart), calendar windows and
-/// schedules are therefore off by the size of such a change. They are also off by the time for
-/// which the machine was suspended, because Linux's monotonic clock does not count that time.
-/// Limits measure only elapsed time and are not affected. Clones are cheap and return the same
-/// time.
+/// Later changes of the wall clock have no effect. Until the program restarts, calendar windows and
+/// schedules are therefore off by the size of such a change. An [upgrade](Self::continue_from) is
+/// not a restart. Calendar windows and schedules are also off by the time for which the machine was
+/// suspended, because Linux's monotonic clock does not count that time. Limits measure only elapsed
+/// time and are not affected. Clones are cheap and return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to within a few parts per million, and this error adds up to minutes
@@ -188,10 +187,10 @@ impl Clock {
         }
     }
 
-    /// Sets the time of this clock and of all its clones to `now`, the time of the clock of another
-    /// process that this process replaces. If the wall clock was stepped while the other process
-    /// was running, the two clocks differ, and an instant of the other process would be earlier or
-    /// later here. Has no effect on a clock of tokio.
+    /// Sets the time of this clock and of all its clones to `now`, the time of another process that
+    /// this process replaces. If the wall clock was stepped while the other process was running,
+    /// the clocks of the two processes differ, and instants of the other process would be wrong
+    /// here. Has no effect on a clock of tokio.
     pub fn continue_from(&self, now: Timestamp) {
         match &self.0 {
             Source::Real(counter) => counter.continue_from(now.as_micros()),

@@ -332,7 +332,7 @@ fn left(proxy: &Proxy) -> u64 {
 }
 
 #[test]
-fn nginx_with_lua_asks_over_pooled_connections() {
+fn nginx_with_lua_uses_pooled_connections() {
     let proxy = Proxy::nginx_lua();
     let login = || Ask::new("POST", proxy.front, "//login?x").send();
     for left in (0..10).rev() {

@@ -144,8 +144,7 @@ fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
         "{blocks}"
     );
     assert!(
-        blocks
-            .contains("\nnote: an inactive block denies no requests, because its rule was removed"),
+        blocks.contains("\nnote: inactive blocks deny no requests: the rule was removed"),
         "{blocks}"
     );
     let lifted = printed(&server.operate(&[&["unblock"], &key[..]].concat()));

@@ -67,9 +67,9 @@ pub enum Source {
     Memory,
     /// Redis.
     Redis,
-    /// This process, without a call to Redis: Redis denied an earlier request for the key, and the
-    /// retry time of that denial has not passed yet, or a [block by entries](crate::EntryBlocks)
-    /// denies the request.
+    /// This process, without a call to Redis. Either Redis denied an earlier request for the key
+    /// and the retry time of that denial has not passed yet, or a [block by
+    /// entries](crate::EntryBlocks) denies the request.
     Cache,
     /// This node's share of the limits, used while Redis is unreachable.
     Local,
@@ -157,8 +157,8 @@ pub struct Verdict<'r> {
     pub rule: Option<&'r str>,
     /// The time until the same request would be admitted, or zero if the request is admitted. If
     /// limits deny the request, this is their longest retry time. For a block, it is the time until
-    /// the block ends. For a full store, it is the estimated time until the store has memory
-    /// for a new key.
+    /// the block ends. For a full store, it is the estimated time until the store has memory for a
+    /// new key.
     pub retry_after: RetryAfter,
     /// How long to delay an admitted request: the longest delay of the queueing limits that apply
     /// to it.

@@ -359,8 +359,8 @@ impl LimitSpec {
                 ..self.clone()
             }),
             None if self.fields_written() == ["limit"] => {
-                let problem = "is missing, such as 1min; a limit on requests in progress has \
-                    `algorithm: concurrency` instead";
+                let problem = "is missing; add one, such as 1min, or set `algorithm: concurrency` to \
+                    limit requests in progress";
                 Err(LimitError::new("window", problem))
             }
             None => {
@@ -937,8 +937,8 @@ mod tests {
             ..LimitSpec::default()
         };
         let problem = some_window.build().unwrap_err()[0].to_string();
-        let expected = "window: is missing, such as 1min; a limit on requests in progress has \
-            `algorithm: concurrency` instead";
+        let expected = "window: is missing; add one, such as 1min, or set `algorithm: concurrency` to \
+            limit requests in progress";
         assert_eq!(problem, expected);
         let some_bucket = LimitSpec {
             capacity: Some(10),

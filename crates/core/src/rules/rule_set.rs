@@ -242,9 +242,9 @@ impl RuleSet {
         Arc::new(charge.limits.unstretched().clone())
     }
 
-    /// Returns the limits of `charge`, borrowed from this rule set, whose charge it must be. Unlike
-    /// `charge.limits`, they do not borrow from the buffers of the request. Returns `None` if the
-    /// limits come from an override.
+    /// Returns the limits of `charge`, which must be a charge of this rule set. Unlike
+    /// `charge.limits`, the returned limits do not borrow from the buffers of the request. Returns
+    /// `None` if the limits come from an override.
     #[must_use]
     pub fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
         if charge.key == BLOCK_KEY {
@@ -408,7 +408,7 @@ impl RuleSet {
     /// Returns the parent charges of the elastic rules in `charges`. An elastic rule may exceed its
     /// own limits if a large enough percentage of its parent's limits is unused, so the caller must
     /// read the parents before it decides `charges`. Returns `None` if no rule has a parent, which
-    /// is the common case, or if a block by entries denies the request whatever its limits are.
+    /// is the common case, or if a block by entries denies the request regardless of its limits.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {

@@ -122,8 +122,9 @@ fn outcomes(store: &MemoryStore, rule: &Rule, now: Timestamp) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns what remains of each limit. A peek that is denied shows the state without its cost.
-fn remaining(outcomes: &[Outcome]) -> Vec<u64> {
+/// Returns the remaining units of each limit before the cost of the peek. The outcomes of a denied
+/// peek do not include its cost.
+fn remaining_before_cost(outcomes: &[Outcome]) -> Vec<u64> {
     let cost = u64::from(outcomes.iter().all(|outcome| outcome.allowed));
     let remaining = outcomes.iter().map(|outcome| outcome.remaining + cost);
     remaining.collect()
@@ -177,10 +178,10 @@ fn moved_reservation() -> impl Strategy<Value = MovedReservation> {
     })
 }
 
-/// Moves a store after `reservation` was made, and settles the reservation in both stores. Returns
-/// the outcomes of the next request in the old store and in the new one. `before_settling` changes
-/// the old store after the move.
-fn settled_twice(
+/// Makes `reservation` in a store, moves the state to a new store, and settles the reservation in
+/// both stores. Returns the outcomes of the next request in the old store and in the new one.
+/// `before_settling` changes the old store after the move.
+fn settle_in_both(
     rule: &Rule,
     reservation: &MovedReservation,
     before_settling: impl Fn(&MemoryStore, Timestamp),
@@ -216,15 +217,15 @@ fn settled_twice(
 proptest! {
     #![proptest_config(strategies::cases(1_000))]
 
-    /// A reservation that moves has the same effect as in the old store, if the old store has
-    /// forgotten its earlier refunds too.
+    /// Settling a moved reservation has the same effect as settling it in the old store, if the old
+    /// store has also forgotten its earlier refunds.
     #[test]
     fn a_moved_receipt_refunds_the_same(
         limits in prop::collection::vec(any_kind().prop_flat_map(strategies::limit), 1..=4),
         reservation in moved_reservation(),
     ) {
         let rule = Rule::new(b"key", limits, false);
-        let [old, new] = settled_twice(&rule, &reservation, |old, now| old.forget_refunds(now))?;
+        let [old, new] = settle_in_both(&rule, &reservation, |old, now| old.forget_refunds(now))?;
         prop_assert_eq!(new, old);
     }
 
@@ -235,7 +236,7 @@ proptest! {
         reservation in moved_reservation(),
     ) {
         let rule = Rule::new(b"key", limits, false);
-        let [old, new] = settled_twice(&rule, &reservation, |_, _| ())?;
+        let [old, new] = settle_in_both(&rule, &reservation, |_, _| ())?;
         let (of_new, of_old) = (remaining(&new), remaining(&old));
         let is_at_most = of_new.iter().zip(&of_old).all(|(new, old)| new <= old);
         prop_assert!(is_at_most, "{:?} {:?}", of_new, of_old);

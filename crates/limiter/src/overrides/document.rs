@@ -50,7 +50,8 @@ impl OverrideDocument {
         id::of_override(&self.rule, &self.target)
     }
 
-    /// Returns whether the document removes an override, or whether its override has ended at `now`.
+    /// Returns whether the document removes an override, or whether its override has ended at
+    /// `now`.
     pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
         let found = self.found.as_ref();
         found.is_none_or(|found| !found.is_unexpired(now))

@@ -99,7 +99,7 @@ impl ClientConnection {
     }
 
     /// Waits for the TLS handshake. Returns `None` on an error, a timeout or a shutdown. An upgrade
-    /// does not interrupt the handshake, because it cannot continue in another process.
+    /// does not interrupt the handshake, because the handshake cannot continue in another process.
     async fn await_start<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> Option<T> {
         let beginning = timeout(self.settings.timeouts.request_head, beginning);
         tokio::select! {

@@ -168,8 +168,8 @@ struct Loaded {
     sockets: Sockets,
 }
 
-/// Checks the secrets, loads the files that `config` names, and opens the listening sockets or takes
-/// them from the old process.
+/// Checks the secrets, and loads the files that `config` names. Opens the listening sockets, or
+/// takes them from the old process.
 fn load(
     config: &mut Config,
     secrets: &Secrets,

@@ -43,8 +43,8 @@ const GOAWAY_GRACE: Duration = Duration::from_millis(300);
 /// The interval between two checks whether the requests are finished.
 const HANDOVER_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The open connections that matter for the time of a handover. A handover does not wait for the
-/// requests in progress of the proxy that have been decided.
+/// The open connections that matter for the time of a handover. A handover does not wait for
+/// proxied requests that have been decided.
 #[derive(Debug, Default)]
 struct OpenConnections {
     /// The connections that can be handed over, without those of the proxy.
@@ -414,8 +414,8 @@ impl ServerHandle {
         upgrade.send_state(&self.limiter);
     }
 
-    /// Returns whether a request waits for a concurrency slot, or if the proxy waits for the body of
-    /// a request, before the request is decided.
+    /// Returns whether a request is undecided because it waits for a concurrency slot, or because
+    /// the proxy waits for its body.
     fn has_undecided_requests(&self) -> bool {
         let proxy = self.proxy.as_ref();
         self.limiter.wait_queues().count() > 0 || proxy.is_some_and(|proxy| proxy.has_undecided())
@@ -448,7 +448,7 @@ impl ServerHandle {
         self.shutdown.drain = Duration::ZERO;
         let stopped = self.stop().await;
         upgrade.finish();
-        tracing::info!("upgrade: this process ends");
+        tracing::info!("upgrade finished: this process exits");
         stopped
     }
 

@@ -17,7 +17,7 @@ use rustls::{
     pki_types::{CertificateDer, pem::PemObject as _},
 };
 
-use super::{FIVE_AN_HOUR, http2::Http2Client, taken_over, upgrade};
+use super::{FIVE_AN_HOUR, http2::Http2Client, upgrade, wait_for_takeover};
 use crate::{
     http_client::Client,
     servers::eventually,
@@ -59,8 +59,8 @@ fn open_connections_move_with_their_state() {
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// Starts an upstream that responds to each request with `ok`. Requests must not have a body, or
-/// end with `}`.
+/// Starts an upstream that responds to each request with `ok`. A request must have no body, or a
+/// body that ends with `}`.
 fn upstream() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
@@ -169,9 +169,9 @@ fn an_http2_connection_ends_after_its_request() {
     server.signal("USR2");
     busy.wait_for_goaway();
     assert_eq!(busy.end_health_check(), SERVING);
-    let _new = taken_over(&mut server);
-    assert!(busy.until_closed());
-    assert!(idle.until_closed());
+    let _new = wait_for_takeover(&mut server);
+    assert!(busy.read_until_closed());
+    assert!(idle.read_until_closed());
     wait_for_old_process(&mut server);
     let mut new = Http2Client::connect(server.grpc);
     new.begin_health_check();
@@ -225,7 +225,7 @@ impl TlsClient {
         conn.write_tls(sock).unwrap();
     }
 
-    fn until_closed(mut self) -> String {
+    fn read_until_closed(mut self) -> String {
         let mut rest = String::new();
         self.stream.read_to_string(&mut rest).unwrap();
         rest
@@ -260,13 +260,13 @@ fn a_connection_with_tls_ends_after_its_request() {
     busy.send(begun);
     server.signal("USR2");
     // This connection is closed as soon as the handover begins.
-    idle.until_closed();
+    idle.read_until_closed();
     busy.send(rest);
-    let response = busy.until_closed();
+    let response = busy.read_until_closed();
     assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
     assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
     assert!(response.contains("\"remaining\":2"), "{response}");
-    let _new = taken_over(&mut server);
+    let _new = wait_for_takeover(&mut server);
     let mut new = TlsClient::connect(&server, server.http);
     new.send(CHECK);
     let response = new.read_until("}]}");
@@ -288,20 +288,20 @@ fn a_tls_handshake_in_progress_is_finished() {
     closing.wait_for_goaway();
     for mut client in clients {
         client.send("GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        let response = client.until_closed();
+        let response = client.read_until_closed();
         assert!(response.starts_with("HTTP/1.1 "), "{response}");
         assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
     }
-    let _new = taken_over(&mut server);
+    let _new = wait_for_takeover(&mut server);
 }
 
 /// Starts an upgrade, and returns when only connections that can be handed over are open. Fails if
-/// the state moves then.
+/// the state has already moved.
 fn begin_handover(server: &Server) {
     let closing = Http2Client::connect(server.grpc);
     server.signal("USR2");
-    closing.until_closed();
-    // The old process accepts no connection any more, and the new process none before the state has
+    closing.read_until_closed();
+    // The old process accepts no more connections. The new process accepts none until the state has
     // moved.
     let mut waiting = TcpStream::connect(server.http).unwrap();
     let request = b"GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n";
@@ -329,7 +329,7 @@ fn the_handover_waits_for_a_request_whose_cost_is_in_its_body() {
     undecided.send("{\"n\": 2}");
     let response = undecided.read_answer(false);
     assert_eq!((response.status, &*response.body), (200, "ok"));
-    let _new = taken_over(&mut server);
+    let _new = wait_for_takeover(&mut server);
 }
 
 /// An upstream that responds to its first request when it receives a message, and to all others at
@@ -392,5 +392,5 @@ fn the_handover_waits_for_a_request_that_waits_for_a_slot() {
         let response = client.read_answer(false);
         assert_eq!((response.status, &*response.body), (200, "ok"));
     }
-    let _new = taken_over(&mut server);
+    let _new = wait_for_takeover(&mut server);
 }

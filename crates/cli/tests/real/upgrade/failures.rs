@@ -9,13 +9,14 @@ use std::{
 
 use serde_json::json;
 
-use super::{FIVE_AN_HOUR, NewProcess, started, upgrade};
+use super::{FIVE_AN_HOUR, NewProcess, upgrade, wait_for_new_process};
 use crate::{
     http_client::Client,
     support::{Scratch, Server, tidegate, tool},
 };
 
-/// A program that speaks the protocol of an upgrade, and fails as the first line says.
+/// A program that implements the protocol of an upgrade, and fails in the way that its variable
+/// `FAILURE` specifies.
 const STAND_IN: &str = "
 import os, signal, socket, sys
 
@@ -57,9 +58,9 @@ signal.pause()
 ";
 
 /// A path at which a test replaces the program of the server.
-struct Replaceable(PathBuf);
+struct ReplaceableProgram(PathBuf);
 
-impl Replaceable {
+impl ReplaceableProgram {
     fn in_directory(scratch: &Scratch) -> Self {
         let replaceable = Self(scratch.join("tidegate"));
         replaceable.link_real();
@@ -81,7 +82,7 @@ impl Replaceable {
         std::fs::set_permissions(&self.0, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
-    /// Replaces the program by a stand-in that fails in this way.
+    /// Replaces the program by a stand-in whose variable `FAILURE` is `failure`.
     fn replace_by_stand_in(&self, failure: &str) {
         let python = tool("python3");
         let script = format!("#!{}\nFAILURE = '{failure}'\n{STAND_IN}", python.display());
@@ -98,9 +99,9 @@ impl Replaceable {
     }
 }
 
-fn start() -> (Server, Replaceable) {
+fn start() -> (Server, ReplaceableProgram) {
     let scratch = Scratch::new();
-    let program = Replaceable::in_directory(&scratch);
+    let program = ReplaceableProgram::in_directory(&scratch);
     let server = Server::start_program(scratch, program.path(), FIVE_AN_HOUR);
     (server, program)
 }
@@ -155,8 +156,10 @@ fn a_failed_upgrade_changes_nothing() {
     assert_eq!(remaining(&server, "u1"), 2);
 }
 
-/// The new process fails after it has received the connections and the state, in this way.
-fn fails_after_the_state(failure: &str, said: &str) {
+/// Lets the new process fail after it has received the connections and the state, and checks that
+/// the old process continues to serve. `failure` is the kind of failure, and `said` is the expected
+/// log message.
+fn assert_failure_after_state(failure: &str, said: &str) {
     let (mut server, program) = start();
     let mut open = Client::connect(server.http);
     let body = r#"{"entries": {"user": "open"}}"#;
@@ -184,17 +187,17 @@ fn fails_after_the_state(failure: &str, said: &str) {
 
 #[test]
 fn the_old_process_continues_if_the_new_one_reports_a_failure() {
-    fails_after_the_state("reports", "the new process reported: no more memory");
+    assert_failure_after_state("reports", "the new process reported: no more memory");
 }
 
 #[test]
 fn the_old_process_continues_if_the_new_one_ends() {
-    fails_after_the_state("ends", "the new process ended (exit status: 7)");
+    assert_failure_after_state("ends", "the new process ended (exit status: 7)");
 }
 
 #[test]
 fn the_old_process_continues_if_the_new_one_does_not_reply() {
-    fails_after_the_state("is silent", "the other process sent nothing for 10s");
+    assert_failure_after_state("is silent", "the other process sent nothing for 10s");
 }
 
 #[test]
@@ -202,7 +205,7 @@ fn a_second_signal_during_an_upgrade_is_ignored() {
     let (mut server, program) = start();
     program.replace_by_stand_in("is slow");
     server.signal("USR2");
-    let slow: NewProcess = started(&mut server);
+    let slow: NewProcess = wait_for_new_process(&mut server);
     server.signal("USR2");
     server.wait_for(&["WARN", "SIGUSR2 ignored: an upgrade is already in progress"]);
     assert_eq!(remaining(&server, "u1"), 4);

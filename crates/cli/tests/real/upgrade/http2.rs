@@ -92,7 +92,7 @@ impl Http2Client {
 
     /// Waits until the server closes the connection, without an error. Returns whether it has
     /// announced this.
-    pub(super) fn until_closed(mut self) -> bool {
+    pub(super) fn read_until_closed(mut self) -> bool {
         while self.read().is_some() {}
         self.has_received_goaway
     }

@@ -41,19 +41,19 @@ impl Drop for NewProcess {
 /// Upgrades `server`, and returns the new process when it serves.
 fn upgrade(server: &mut Server) -> NewProcess {
     server.signal("USR2");
-    taken_over(server)
+    wait_for_takeover(server)
 }
 
-/// Returns the new process, which may still fail, when it has been started.
-fn started(server: &mut Server) -> NewProcess {
+/// Waits until the new process has been started, and returns it. It may still fail.
+fn wait_for_new_process(server: &mut Server) -> NewProcess {
     let line = server.wait_for(&["upgrade: the new process starts"]);
     let process = line.split("process=").nth(1).unwrap();
     let process = process.split_whitespace().next().unwrap();
     NewProcess(process.parse().unwrap())
 }
 
-fn taken_over(server: &mut Server) -> NewProcess {
-    let process = started(server);
+fn wait_for_takeover(server: &mut Server) -> NewProcess {
+    let process = wait_for_new_process(server);
     server.wait_for(&["this process has taken over from the old process"]);
     process
 }
@@ -138,9 +138,9 @@ fn the_state_of_the_memory_store_moves() {
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
 }
 
-/// A process that has taken over can be upgraded itself, with the overrides that it has then.
+/// A process that has taken over can itself be upgraded. Its current overrides move.
 #[test]
-fn a_second_upgrade_moves_what_has_changed_since_the_first() {
+fn a_second_upgrade_moves_later_changes() {
     let mut server = Server::start(FIVE_AN_HOUR);
     let remaining = |server: &Server, user: &str| {
         server.check(&json!({ "user": user })).json()["remaining"].clone()
@@ -158,7 +158,7 @@ fn a_second_upgrade_moves_what_has_changed_since_the_first() {
     operate(&server, &["override", "api", "removed", "--remove"]);
     operate(&server, &["override", "api", "added", "--limit", "30/h"]);
     first.signal("USR2");
-    let _second = taken_over(&mut server);
+    let _second = wait_for_takeover(&mut server);
     assert_eq!(remaining(&server, "changed"), json!(18));
     assert_eq!(remaining(&server, "removed"), json!(3));
     assert_eq!(remaining(&server, "added"), json!(29));

@@ -131,8 +131,8 @@ struct Tables {
     /// The blocks that do not depend on a rule.
     all: Table,
     by_rule: HashMap<Box<str>, Table>,
-    /// No block ends before this instant; `None` if no block has an end. Without it, every attempt
-    /// to exceed the maximum number of blocks would visit all blocks to find those that have ended.
+    /// No block ends before this instant; `None` if no block has an end. Without this field, every
+    /// attempt to exceed the maximum number of blocks would scan all blocks for ended ones.
     earliest_end: Option<Timestamp>,
 }
 
@@ -173,8 +173,8 @@ impl Tables {
         table.set(stored)
     }
 
-    /// Removes the blocks that have ended at `now`, and returns their number. Visits the blocks only
-    /// if one of them may have ended since the last visit.
+    /// Removes the blocks that have ended at `now`, and returns their number. Scans the blocks only
+    /// if one of them may have ended since the last scan.
     fn remove_ended(&mut self, now: Timestamp) -> usize {
         match self.earliest_end {
             Some(end) if end <= now => self.retain(|stored| stored.block.is_unexpired(now)),
@@ -307,17 +307,17 @@ impl EntryBlocks {
     /// their number.
     pub fn end_replacement(&self) -> usize {
         let generation = self.0.generation.load(Ordering::Relaxed);
-        self.remove_all(|tables| tables.retain(|stored| stored.generation == generation))
+        self.remove_with(|tables| tables.retain(|stored| stored.generation == generation))
     }
 
     /// Removes the blocks that have ended at `now` to free their memory. Ended blocks have no
     /// effect.
     pub fn remove_ended(&self, now: Timestamp) {
-        self.remove_all(|tables| tables.remove_ended(now));
+        self.remove_with(|tables| tables.remove_ended(now));
     }
 
     /// Calls `remove`, which removes blocks and returns their number, unless there are no blocks.
-    fn remove_all(&self, remove: impl FnOnce(&mut Tables) -> usize) -> usize {
+    fn remove_with(&self, remove: impl FnOnce(&mut Tables) -> usize) -> usize {
         if self.is_empty() {
             return 0;
         }
@@ -327,7 +327,7 @@ impl EntryBlocks {
     }
 
     /// Returns up to `most` blocks that `select` accepts, starting after the target `after` and
-    /// sorted by target. Blocks that do not depend on a rule come first. Visits all blocks, and
+    /// sorted by target. Blocks that do not depend on a rule come first. Scans all blocks, but
     /// copies only those on the page.
     #[must_use]
     pub fn page(
@@ -427,7 +427,7 @@ mod tests {
             set(&mut tables, address, at(until));
         }
         assert_eq!(tables.earliest_end, at(10));
-        // The replaced block ended first, so the next visit of the blocks removes none.
+        // The replaced block had the earliest end, so the next scan removes no block.
         set(&mut tables, "203.0.113.3", at(30));
         for (now, removed, earliest) in [
             (9, 0, at(10)),

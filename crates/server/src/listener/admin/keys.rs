@@ -64,7 +64,7 @@ pub(super) async fn show(
         "rule": rule.name(),
         "key": target.key,
         "mode": rule.mode().as_str(),
-        "limits": limits_of_key(&limits, &current, &next, block.as_ref()),
+        "limits": key_limit_documents(&limits, &current, &next, block.as_ref()),
         "override": overrides::applied(limiter, &rules, rule, &bytes),
         "block": block.map(|block| block.document),
     });
@@ -132,7 +132,7 @@ struct ShownBlock {
 }
 
 /// Serialises a block on a key.
-type BlockDocument = fn(&ServerLimiter, &RuleSet, &Block, Timestamp) -> Value;
+type SerializeBlock = fn(&ServerLimiter, &RuleSet, &Block, Timestamp) -> Value;
 
 impl ShownKey<'_> {
     /// Returns the block by entries that denies all requests of the key. Such a block precedes a
@@ -150,13 +150,13 @@ impl ShownKey<'_> {
     }
 
     /// Returns the block on the key.
-    async fn block(&self, document: BlockDocument) -> Result<Option<ShownBlock>, StoreError> {
+    async fn block(&self, serialize: SerializeBlock) -> Result<Option<ShownBlock>, StoreError> {
         let Some(block) = self.limiter.block_on(self.bytes).await? else {
             return Ok(None);
         };
         let now = self.limiter.block_clock().await?;
         Ok(Some(ShownBlock {
-            document: document(self.limiter, self.rules, &block, now),
+            document: serialize(self.limiter, self.rules, &block, now),
             ends_after: blocked_for(block.until, now),
         }))
     }
@@ -194,8 +194,8 @@ pub(super) fn limit_documents<'p>(
     documents.collect()
 }
 
-/// Serialises the limits of a key that `block` denies.
-fn limits_of_key(
+/// Serialises the limits of a key. `block` is the block that denies the key, if there is one.
+fn key_limit_documents(
     limits: &Limits,
     current: &[Outcome],
     next: &[Outcome],
@@ -203,7 +203,7 @@ fn limits_of_key(
 ) -> Vec<Value> {
     let policies = limits.iter().map(|limit| &**limit.policy());
     let blocked_for = block.map(|block| block.ends_after);
-    // A block by entries is not a part of the store's state, so `next` can be present.
+    // A block by entries is not a part of the store's state, so `next` can contain outcomes.
     let next = if block.is_some() { &[] } else { next };
     limit_documents(policies, current, next, blocked_for)
 }
@@ -294,7 +294,7 @@ async fn row(
     };
     Ok(Some(json!({
         "key": masked(&values, limiter.key_mask()),
-        "limits": limits_of_key(&limits, &current, &next, block.as_ref()),
+        "limits": key_limit_documents(&limits, &current, &next, block.as_ref()),
         "block": block.map(|block| block.document),
     })))
 }

@@ -260,7 +260,7 @@ fn answer(
     }
 }
 
-/// Evaluates the limits for a request, and makes a reservation if the options ask for one.
+/// Evaluates the limits for a request, and makes a reservation if the options request one.
 async fn limit<'a>(
     context: &ConnectionContext,
     options: &Options<'_>,

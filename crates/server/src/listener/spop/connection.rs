@@ -81,7 +81,7 @@ struct Served<'c, S> {
     stream: &'c mut TimedStream<S>,
     input: &'c mut Input,
     connection: &'c Connection,
-    /// The guard of a connection that can be handed over to another process.
+    /// The guard of the connection, if it can be handed over to another process.
     movable: Option<&'c MovableConnection>,
 }
 
@@ -141,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Served<'_, S> {
         Ok(progress)
     }
 
-    /// Reads more input. Breaks if the connection has ended.
+    /// Reads more input. Returns `Break` if the connection has ended.
     async fn await_input(&mut self) -> io::Result<ControlFlow<Ended>> {
         let movable = self.movable;
         let is_idle = self.input.bytes.is_empty();

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_read_is_not_waited_for_without_end() {
+    fn a_send_to_a_process_that_does_not_read_times_out() {
         let (mut ours, theirs) = pair();
         ours.set_timeout(Some(Duration::from_millis(10))).unwrap();
         let more_than_fits = vec![0; 4 << 20];

@@ -391,8 +391,8 @@ mod tests {
         }
     }
 
-    /// The old process sends all its work, and notices that no descriptor of the connection stays
-    /// open after it has ended its side.
+    /// After the takeover, the old process ends its side of the connection. It then reads the end
+    /// of the stream, because this process has no open descriptor of the connection.
     #[test]
     fn no_descriptor_of_the_connection_stays_open_after_the_takeover() {
         let (theirs, ours) = UnixStream::pair().unwrap();
