@@ -4,7 +4,7 @@
 //! moment at which a part of the memory store is sent, this process decides nothing that concerns
 //! the part, so no charge is lost and none is made twice.
 
-use std::io;
+use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt as _};
 
 use tidegate_core::{SnapshotError, Span, Timestamp};
 
@@ -25,6 +25,9 @@ const RESERVATION: u8 = 4;
 /// The time of the clock of the other process, in microseconds (8 bytes, little-endian). It is the
 /// first record.
 const TIME: u8 = 5;
+
+/// The canonical path of the override file.
+const OVERRIDE_FILE: u8 = 6;
 
 /// The maximum difference between the clocks of two processes that is not corrected. The difference
 /// includes the time that the record takes to arrive.
@@ -76,6 +79,9 @@ impl ServerLimiter {
             self.set_overrides_moved(true);
             self.set_moved(true);
             send(TIME, &self.now().as_micros().to_le_bytes())?;
+            if let Some(path) = self.override_file() {
+                send(OVERRIDE_FILE, path.as_os_str().as_bytes())?;
+            }
             for document in self.override_documents() {
                 send(OVERRIDE, &document)?;
             }
@@ -123,6 +129,10 @@ impl ServerLimiter {
             OVERRIDE => {
                 let restored = self.restore_override(record);
                 restored.map_err(HandoverError::Override)?;
+                Ok(0)
+            }
+            OVERRIDE_FILE => {
+                self.take_old_override_file(OsStr::from_bytes(record).into());
                 Ok(0)
             }
             TOKEN_KEY => {

@@ -6,7 +6,8 @@ use futures_util::FutureExt as _;
 use tidegate::{Clock, rate_limiter::SlotTurn};
 use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{
-    Cost, MemoryBounds, MemoryStore, Request, RetryAfter, Scratch, Span, Timestamp,
+    Cost, EntryBlock, EntryBlockTarget, MemoryBounds, MemoryStore, Request, RetryAfter, Scratch,
+    Span, Timestamp,
 };
 use tidegate_limiter::{HandoverError, ServerLimiter, reservations::Reservations};
 
@@ -86,4 +87,50 @@ fn an_invalid_time_is_refused() {
         error.to_string(),
         "the time of the old process cannot be read"
     );
+}
+
+/// The override file at the new path is of an earlier time, when the network was blocked.
+#[tokio::test]
+async fn an_override_file_that_the_old_process_did_not_use_is_renamed() {
+    let path = |name: &str| {
+        let name = format!("tidegate-handover-{}-{name}", std::process::id());
+        std::env::temp_dir().join(name)
+    };
+    let [earlier, later] = ["a.overrides", "b.overrides"].map(path);
+    let renamed = path("a.overrides.old");
+    let [network, address] = [("ip", "203.0.113.0/24"), ("ip", "198.51.100.1")]
+        .map(|entry| EntryBlockTarget::new(None, &[entry]).unwrap());
+    let block = EntryBlock {
+        until: None,
+        reason: "attack".into(),
+    };
+    let mut first = limiter(START);
+    first.persist_overrides_in(&earlier).unwrap();
+    let set = first.set_entry_block(&network, block.clone()).await;
+    assert_eq!(set.unwrap(), None);
+
+    let mut old = limiter(START);
+    old.persist_overrides_in(&later).unwrap();
+    let set = old.set_entry_block(&address, block.clone()).await;
+    assert_eq!(set.unwrap(), None);
+    let mut new = limiter(START);
+    new.persist_overrides_later_in(earlier.clone());
+    hand_over(&old, &new).unwrap();
+    let blocks = new.entry_blocks();
+    assert_eq!(
+        [blocks.get(&network), blocks.get(&address)],
+        [None, Some(block.clone())]
+    );
+    assert!(renamed.exists());
+
+    // With the same path, the file stays.
+    let mut newest = limiter(START);
+    newest.persist_overrides_later_in(earlier.clone());
+    hand_over(&new, &newest).unwrap();
+    assert_eq!(newest.entry_blocks().get(&address), Some(block));
+    let lines = std::fs::read_to_string(&earlier).unwrap();
+    assert_eq!(lines.lines().count(), 1);
+    for file in [earlier, later, renamed] {
+        std::fs::remove_file(file).unwrap();
+    }
 }

@@ -79,6 +79,28 @@ impl OverrideFile {
         changed
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Renames the file at `path`, if there is one, because it is obsolete.
+    pub(super) fn set_aside(path: &Path) -> io::Result<()> {
+        let mut old_path = path.as_os_str().to_owned();
+        old_path.push(".old");
+        match fs::rename(path, &old_path) {
+            Ok(()) => {
+                tracing::warn!(
+                    file = %path.display(),
+                    new_path = %PathBuf::from(old_path).display(),
+                    "renamed an override file that the old process did not use; the overrides and blocks of the old process stay in effect"
+                );
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Adds those of `documents` whose override or block has not ended and is not in the file.
     pub(super) fn add_missing(&mut self, documents: &[Vec<u8>], now: Timestamp) -> io::Result<()> {
         let present = last_lines(&self.path, now)?;

@@ -127,6 +127,8 @@ impl OverrideKeeper {
 #[derive(Debug, Default)]
 struct MemoryChanges {
     file: ChangeFile,
+    /// The override file of the old process of an upgrade.
+    old_file: Option<PathBuf>,
     /// Whether another process has taken over the overrides and blocks.
     is_moved: bool,
 }
@@ -197,6 +199,19 @@ impl ServerLimiter {
     pub fn persist_overrides_later_in(&mut self, path: PathBuf) {
         self.override_keeper.has_file = true;
         self.override_keeper.changes().file = ChangeFile::Later(path);
+    }
+
+    /// Returns the path of the override file that this process writes to.
+    pub(crate) fn override_file(&self) -> Option<PathBuf> {
+        match &self.override_keeper.changes().file {
+            ChangeFile::Open(file) => file.path().canonicalize().ok(),
+            ChangeFile::None | ChangeFile::Later(_) => None,
+        }
+    }
+
+    /// Takes the path of the override file that the old process of an upgrade writes to.
+    pub(crate) fn take_old_override_file(&self, path: PathBuf) {
+        self.override_keeper.changes().old_file = Some(path);
     }
 
     /// Sets whether another process has taken over the overrides and blocks by entries. All earlier
@@ -413,12 +428,16 @@ impl ServerLimiter {
     }
 
     /// Ends the replacement of all overrides and blocks, and removes those that were not restored.
-    /// Opens the override file. If the file does not contain the restored overrides and blocks, for
-    /// example because it has a new path, they are added to it.
+    /// Opens the override file. If the old process wrote to another file, an earlier file at this
+    /// path is obsolete, so it is renamed. Restored overrides and blocks that the file does not
+    /// contain are added to it.
     pub(crate) fn end_override_restore(&self) -> io::Result<()> {
         let restored = self.override_documents();
         let mut changes = self.override_keeper.changes();
         if let ChangeFile::Later(path) = &changes.file {
+            if changes.old_file.is_none() || changes.old_file != path.canonicalize().ok() {
+                OverrideFile::set_aside(path)?;
+            }
             let mut file = OverrideFile::restore(path, &self.live, self.now())?;
             file.add_missing(&restored, self.now())?;
             changes.file = ChangeFile::Open(file);
