@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{net::TcpStream, sync::oneshot};
+use tokio::net::TcpStream;
 
 use super::{
     AdoptError, Bounds, Connection, Exempt, Listener, MoveConnection, MovedConnection,
@@ -193,20 +193,20 @@ impl Server {
     /// cannot be handed over finish their requests and close. The others serve further requests.
     pub async fn stop_accepting(&self) {
         self.shutdown.enter(Stage::Closing);
-        // All listeners accept on the first worker. When it runs this task, no listener is in the
-        // middle of accepting a connection.
-        let (done, is_done) = oneshot::channel();
-        self.spawn(move || async move {
-            let _ = done.send(());
-        });
-        let _ = is_done.await;
+        // All listeners accept on the first worker, so none is in the middle of accepting a
+        // connection after this.
+        self.first().yielded().await;
     }
 
     /// Passes each connection that can be handed over to `take`, as soon as it is between two
     /// requests. From now on, such a connection reads no further request.
-    pub fn hand_over(&self, take: MoveConnection) {
+    pub async fn hand_over(&self, take: MoveConnection) {
         self.shutdown.sink().set(Some(take));
         self.shutdown.enter(Stage::HandingOver);
+        // A task that is running may have read the earlier stage, and may still begin a request.
+        for worker in &self.workers {
+            worker.jobs.yielded().await;
+        }
     }
 
     /// Closes the listening sockets, because another process serves now. Waits up to `drain` until

@@ -4,7 +4,10 @@ use std::{future::Future, io, thread::JoinHandle};
 
 use tokio::{
     runtime::{Builder, LocalOptions, LocalRuntime},
-    sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
+    sync::{
+        mpsc::{self, UnboundedReceiver, UnboundedSender},
+        oneshot,
+    },
 };
 
 /// A handle for spawning background futures on one worker.
@@ -41,6 +44,15 @@ impl Jobs {
         let run = Box::new(move || drop(tokio::task::spawn_local(make())));
         // If the worker has stopped, the job is dropped, which closes the job's socket.
         let _ = self.0.send(Job::Run(run));
+    }
+
+    /// Waits until every task that the worker is running has yielded.
+    pub(super) async fn yielded(&self) {
+        let (done, is_done) = oneshot::channel();
+        self.spawn(move || async move {
+            let _ = done.send(());
+        });
+        let _ = is_done.await;
     }
 }
 

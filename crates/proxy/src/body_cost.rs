@@ -7,6 +7,8 @@
 use std::{
     convert::Infallible,
     fmt,
+    future::poll_fn,
+    pin::pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -89,10 +91,14 @@ where
             let undecided = context.runtime.mark_undecided();
             match context.read(&mut head, body).await {
                 Ok(body) => {
-                    let response = inner.call(Request::from_parts(head, body));
-                    // The request is decided now, unless it waits for a concurrency slot.
+                    let mut response = pin!(inner.call(Request::from_parts(head, body)));
+                    let first = poll_fn(|cx| Poll::Ready(response.as_mut().poll(cx))).await;
+                    // The request is decided now, or waits for a concurrency slot.
                     drop(undecided);
-                    response.await
+                    match first {
+                        Poll::Ready(response) => response,
+                        Poll::Pending => response.await,
+                    }
                 }
                 Err(reply) => Ok(reply.map(LimitedBody::denial)),
             }

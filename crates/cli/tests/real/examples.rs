@@ -38,7 +38,13 @@ impl Proxy {
     }
 
     fn start_nginx(server: Server, config: &str) -> Self {
-        Self::start(server, config, "start worker process", |scratch| {
+        let config = fs::read_to_string(repository().join(config)).unwrap();
+        Self::start_changed_nginx(server, &config)
+    }
+
+    /// Starts nginx with the configuration `text`.
+    fn start_changed_nginx(server: Server, text: &str) -> Self {
+        Self::start_with(server, text, "start worker process", |scratch| {
             let mut nginx = Command::new(tool("nginx"));
             nginx
                 .arg("-p")
@@ -49,8 +55,14 @@ impl Proxy {
         })
     }
 
+    /// Starts nginx with njs. Its timeouts are longer than those of the example, because requests
+    /// pass after a timeout.
     pub(crate) fn nginx_njs() -> Self {
-        Self::start_nginx(Server::quickstart(), "examples/nginx-njs/nginx.conf")
+        let config = repository().join("examples/nginx-njs/nginx.conf");
+        let config = fs::read_to_string(config).unwrap();
+        let patient = config.replace("0ms;", "0s;");
+        assert_ne!(patient, config);
+        Self::start_changed_nginx(Server::quickstart(), &patient)
     }
 
     pub(crate) fn caddy() -> Self {
@@ -92,16 +104,6 @@ impl Proxy {
                 .env("XDG_CONFIG_HOME", scratch.path());
             caddy
         })
-    }
-
-    fn start(
-        server: Server,
-        config: &str,
-        ready: &str,
-        command: impl Fn(&Scratch) -> Command,
-    ) -> Self {
-        let text = fs::read_to_string(repository().join(config)).unwrap();
-        Self::start_with(server, &text, ready, command)
     }
 
     /// Starts a proxy with the configuration `text`.

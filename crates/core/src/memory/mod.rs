@@ -306,10 +306,12 @@ impl MemoryStore {
     }
 
     /// Drops the state of `key`, which is then treated like a new key. Returns true if the store
-    /// had a state for `key`. A block on the key remains.
+    /// had a state for `key`. A block on the key remains. Has no effect after
+    /// [`Self::save_and_seal`].
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
-        self.lock_of(hash).reset(hash, key)
+        let mut shard = self.lock_of(hash);
+        !shard.is_sealed && shard.reset(hash, key)
     }
 
     /// Blocks `key` for `span`, or until it is unblocked if `span` is `None`. Replaces an earlier
@@ -353,11 +355,12 @@ impl MemoryStore {
         block()
     }
 
-    /// Removes the block on `key`. Returns true if `key` had an unexpired block.
+    /// Removes the block on `key`. Returns true if `key` had an unexpired block. Has no effect
+    /// after [`Self::save_and_seal`].
     pub fn unblock(&self, key: &[u8], now: Timestamp) -> bool {
         let mut shard = self.lock_of(hash_with(&self.hasher, key));
         let now = shard.latest(now);
-        shard.unblock(key, now)
+        !shard.is_sealed && shard.unblock(key, now)
     }
 
     /// Returns the keys of all blocks, including expired blocks that are still stored, in no

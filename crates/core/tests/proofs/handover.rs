@@ -111,6 +111,7 @@ fn a_store_decides_again_after_it_was_unsealed() {
     let verdict = store.verdict(b"key", &limits, Cost::ONE, now, Effect::Charge);
     assert!(!verdict.unwrap().allowed);
     assert!(!store.block(b"key", None, "", now), "a block would be lost");
+    assert!(!store.reset(b"key"), "a reset would be lost");
     store.unseal();
     assert_eq!(check(&store, &[charge]), Decision::Admitted);
     assert!(store.block(b"key", None, "", now));

@@ -401,7 +401,7 @@ impl ServerHandle {
             })
             .await;
         }
-        self.server.hand_over(Box::new(upgrade.mover()));
+        self.server.hand_over(Box::new(upgrade.mover())).await;
         if is_exclusive
             && self
                 .wait_while(|open, _| open.movable > 0 || self.has_undecided_requests())

@@ -158,7 +158,7 @@ mod tests {
         time::Duration,
     };
 
-    use tidegate_net::{Bounds, Server, Shutdown, response::Answer};
+    use tidegate_net::{Bounds, MovedConnection, Server, Shutdown, response::Answer};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
@@ -224,9 +224,8 @@ mod tests {
         has_begun.recv().await.unwrap();
         server.stop_accepting().await;
         let (moved, states) = std::sync::mpsc::channel();
-        server.hand_over(Box::new(move |connection| {
-            moved.send(connection.state).unwrap()
-        }));
+        let take = move |connection: MovedConnection| moved.send(connection.state).unwrap();
+        server.hand_over(Box::new(take)).await;
         may_answer.notify_one();
         let mut received = Vec::new();
         client.read_to_end(&mut received).await.unwrap();

@@ -294,10 +294,10 @@ impl NewProcess {
         })?;
         self.channel.send(Kind::End, &[], None)?;
         self.expect(Kind::Restored)?;
-        // The service manager must know the new process before this process ends. It accepts the
-        // notification only from the process that it knows.
-        service_manager::main_process(self.child.id());
         self.channel.send(Kind::Commit, &[], None)?;
+        // The service manager must know the new process before this process ends, but not before
+        // the commit has succeeded. It accepts the notification only from the process that it knows.
+        service_manager::main_process(self.child.id());
         tracing::info!(
             process = self.child.id(),
             connections = moved.len(),

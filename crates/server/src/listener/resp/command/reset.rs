@@ -2,7 +2,7 @@
 //! requests.
 
 use futures_util::future::join_all;
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, overrides::StateMoved};
 use tidegate_redis::StoreError;
 
 use super::{
@@ -20,6 +20,11 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     if keys.len() > MAX_KEYS {
         let count = keys.len();
         let error = format_args!("ERR {count} keys exceed the maximum of {MAX_KEYS}");
+        return refuse(context, reply, error);
+    }
+    if context.limiter.has_moved() {
+        // The new process would keep the counters.
+        let error = format_args!("ERR {StateMoved}");
         return refuse(context, reply, error);
     }
     let database = context.session.database;
