@@ -163,6 +163,7 @@ impl ServerLimiter {
                 "the system time was stepped after the old process started; this process continues with the old process's clock until a restart"
             );
             self.clock().continue_from(old_time);
+            self.metrics().set_started(self.now());
         }
     }
 

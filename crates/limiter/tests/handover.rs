@@ -62,6 +62,9 @@ fn a_step_of_the_wall_clock_shifts_no_deadline() {
         reserve(&old, 2).unwrap();
         hand_over(&old, &new).unwrap();
         assert_eq!(new.now(), later);
+        let is_stepped = wall_clock != START;
+        let started = if is_stepped { later } else { START };
+        assert_eq!(new.metrics().started(), started);
         let wait = Span::from_secs(3_600 - 60);
         assert_eq!(reserve(&new, 1), Err(RetryAfter::After(wait)));
         let settled = new.settle_reservation(&token, 1).now_or_never().unwrap();

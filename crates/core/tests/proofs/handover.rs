@@ -238,7 +238,7 @@ proptest! {
     ) {
         let rule = Rule::new(b"key", limits, false);
         let [old, new] = settle_in_both(&rule, &reservation, |_, _| ())?;
-        let (of_new, of_old) = (remaining(&new), remaining(&old));
+        let (of_new, of_old) = (remaining_before_cost(&new), remaining_before_cost(&old));
         let is_at_most = of_new.iter().zip(&of_old).all(|(new, old)| new <= old);
         prop_assert!(is_at_most, "{:?} {:?}", of_new, of_old);
     }

@@ -237,7 +237,7 @@ pub enum UpgradeResult {
 /// The metrics of one server.
 #[derive(Debug)]
 pub struct Metrics {
-    started: Timestamp,
+    started_micros: AtomicU64,
     shards: Shards,
     rules: RuleMetrics,
     traffic: traffic::Recorder,
@@ -270,7 +270,7 @@ impl Metrics {
     #[must_use]
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
-            started,
+            started_micros: AtomicU64::new(started.as_micros()),
             shards: Shards::default(),
             rules: RuleMetrics::default(),
             traffic: traffic::Recorder::default(),
@@ -472,7 +472,13 @@ impl Metrics {
     /// Returns the time at which counting began.
     #[must_use]
     pub fn started(&self) -> Timestamp {
-        self.started
+        Timestamp::from_micros(self.started_micros.load(Ordering::Relaxed))
+    }
+
+    /// Sets the instant from which the uptime is counted, after the clock was set.
+    pub(crate) fn set_started(&self, started: Timestamp) {
+        let micros = started.as_micros();
+        self.started_micros.store(micros, Ordering::Relaxed);
     }
 
     /// Returns the name, address and open connections of each listener, as JSON.
@@ -532,7 +538,7 @@ impl Metrics {
     /// owns.
     pub(crate) fn collect(&self, stats: &Stats, page: &mut Page<'_>) {
         page.family(&BUILD_INFO, [([env!("CARGO_PKG_VERSION")], 1)]);
-        let uptime = stats.now.since(self.started).as_micros() / 1_000_000;
+        let uptime = stats.now.since(self.started()).as_micros() / 1_000_000;
         page.single(&UPTIME, uptime);
         self.collect_requests(page);
         self.rules.collect(&stats.rules, page);
