@@ -1,12 +1,10 @@
 //! Tests of four nodes that share a Redis.
 
-use std::process::Command;
-
 use serde_json::json;
 
 use crate::{
     servers::{RedisServer, eventually},
-    support::{Ask, EVERY_LISTENER, Scratch, Server, repository, run, tidegate},
+    support::{Ask, EVERY_LISTENER, Scratch, Server, assert_script_passes, repository},
 };
 
 const SERVERS: usize = 4;
@@ -65,21 +63,11 @@ fn four_servers_on_a_cluster_together_admit_one_limit() {
 /// within a few seconds. Therefore, it is sufficient if the number of admitted requests is half of
 /// what the limits allow.
 fn hammer(topology: &[&str]) {
-    let program = tidegate(&[]);
-    let mut script = Command::new("python3");
-    script
-        .args(["-B", "scripts/hammer/run", "--binary"])
-        .arg(program.get_program())
-        .args("--seconds 4 --keys 1 --limit 20 --least 50".split(' '))
-        .args(topology)
-        .current_dir(repository());
-    let output = run(&mut script);
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && printed.ends_with("\npassed\n"),
-        "{printed}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let mut options: Vec<&str> = "--seconds 4 --keys 1 --limit 20 --least 50"
+        .split(' ')
+        .collect();
+    options.extend(topology);
+    assert_script_passes("scripts/hammer/run", &options);
 }
 
 /// Ten failed requests exhaust the limit, regardless of which proxies handled the requests.

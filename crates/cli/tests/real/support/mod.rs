@@ -13,7 +13,7 @@ pub(crate) use self::{
     browser::Browser,
     envoy::{Envoy, envoy_program},
     http::{Answer, Ask},
-    process::{Process, free_port, run, tool},
+    process::{Process, assert_script_passes, free_port, run, tool},
     scratch::Scratch,
     server::{EVERY_LISTENER, Server, repository, tidegate},
 };

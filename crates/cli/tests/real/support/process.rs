@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use super::repository;
+
 /// The timeout for all waits. On an idle machine, each wait takes only milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -159,6 +161,22 @@ pub(crate) fn run(command: &mut Command) -> Output {
         .stdin(Stdio::null())
         .output()
         .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}; run scripts/setup"))
+}
+
+/// Runs `script` of this repository with the built binary, and checks that it passes.
+pub(crate) fn assert_script_passes(script: &str, options: &[&str]) {
+    let mut command = Command::new("python3");
+    command
+        .args(["-B", script, "--binary", env!("CARGO_BIN_EXE_tidegate")])
+        .args(options)
+        .current_dir(repository());
+    let output = run(&mut command);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && printed.ends_with("\npassed\n"),
+        "{printed}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Returns the path of a program in Debian's standard directories.

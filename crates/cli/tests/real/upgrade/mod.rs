@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, repository, run, tidegate};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, assert_script_passes, run, tidegate};
 
 const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
@@ -71,21 +71,11 @@ fn two_upgrades_with_redis_lose_no_request_and_no_charge() {
 /// Runs `scripts/upgrade/run` briefly. On a busy machine, the requests may not exhaust the limits,
 /// so it is sufficient if some requests are admitted. The quota must be exhausted exactly.
 fn load(store: &[&str]) {
-    let program = tidegate(&[]);
-    let mut script = Command::new("python3");
-    script
-        .args(["-B", "scripts/upgrade/run", "--binary"])
-        .arg(program.get_program())
-        .args("--upgrades 2 --pause 0.3 --rate 1500 --quota 200 --least 1".split(' '))
-        .args(store)
-        .current_dir(repository());
-    let output = run(&mut script);
-    let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && printed.ends_with("\npassed\n"),
-        "{printed}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let mut options: Vec<&str> = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200 --least 1"
+        .split(' ')
+        .collect();
+    options.extend(store);
+    assert_script_passes("scripts/upgrade/run", &options);
 }
 
 /// Counters, blocks, overrides and reservations move with the memory store, without a snapshot.
