@@ -74,15 +74,7 @@ pub fn start(
     secrets: Secrets,
     mut takeover: Option<Takeover>,
 ) -> Result<ServerHandle, ServeError> {
-    let Loaded {
-        credentials,
-        restart_only,
-        certificates,
-        lowered_connections,
-        geoip,
-        identity,
-        sockets,
-    } = load(&mut config, &secrets, takeover.as_mut())?;
+    let loaded = load(&mut config, &secrets, takeover.as_mut())?;
     let clock = Clock::real();
     let start_redis = |redis| RedisRuntime::start(redis, secrets.password.clone());
     let redis = config.redis.take().map(start_redis).transpose()?;
@@ -110,7 +102,7 @@ pub fn start(
             Arc::clone(&limiter),
             Arc::clone(&quotas),
             proxy.clone(),
-            restart_only,
+            loaded.restart_only,
             candidate.as_ref().map(|(seen, file)| (file, *seen)),
         ))
     });
@@ -121,23 +113,23 @@ pub fn start(
         reloader: reloader.as_ref(),
         envoy: envoy.as_ref(),
         headers: config.headers,
-        identity: Arc::new(identity),
+        identity: Arc::new(loaded.identity),
         grpc: config.grpc,
         listeners: config.listeners,
         http_token: secrets.http_token,
         resp_password: secrets.resp_password,
-        certificates: &certificates,
-        geoip: geoip.clone(),
+        certificates: &loaded.certificates,
+        geoip: loaded.geoip.clone(),
         proxy: proxy.clone(),
-        credentials,
+        credentials: loaded.credentials,
     };
     // Log this warning only after all files have been loaded, so that it does not distract from an
     // error in a file.
-    if let Some(warning) = lowered_connections {
+    if let Some(warning) = loaded.lowered_connections {
         tracing::warn!("{warning}");
     }
-    let own_listeners = sockets.own()?;
-    listeners.open(&server, sockets)?;
+    let own_listeners = loaded.sockets.own()?;
+    listeners.open(&server, loaded.sockets)?;
     Ok(ServerHandle {
         server,
         proxy,
@@ -146,8 +138,8 @@ pub fn start(
         reloader,
         envoy,
         _xds: xds.flatten(),
-        certificates: certificates.all(),
-        geoip,
+        certificates: loaded.certificates.all(),
+        geoip: loaded.geoip,
         shutdown: config.shutdown,
         snapshot: config.snapshot,
         own_listeners,

@@ -68,7 +68,10 @@ use hyper::{
 use serde_json::json;
 use tidegate_config::Identity;
 use tidegate_envoy::RuleSource;
-use tidegate_limiter::{ServerLimiter, overrides::ChangeError};
+use tidegate_limiter::{
+    ServerLimiter,
+    overrides::{ChangeError, StateMoved},
+};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     prometheus::Format,
@@ -271,7 +274,7 @@ impl Admin {
     /// lost.
     fn may_change(&self) -> Result<(), Problem> {
         if self.limiter.has_moved() {
-            let detail = "this process has been replaced by a new one during an upgrade; repeat the request on a new connection";
+            let detail = StateMoved.to_string();
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
         }
         Ok(())
