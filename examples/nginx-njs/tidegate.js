@@ -43,7 +43,7 @@ async function limit(r) {
     case 503:
         // Tidegate has denied the request: the service is at its capacity, or the store cannot
         // decide. If Tidegate does not reply, the status of the subrequest is 502 or 504.
-        r.return(503, 'The service is at its capacity\n');
+        r.return(503, 'The service cannot accept the request now\n');
         return;
     default:
         r.error(`Tidegate: status ${verdict.status}; the request passes`);
