@@ -2,9 +2,11 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
+    thread,
     time::Duration,
 };
 
@@ -175,6 +177,54 @@ fn only_responses_with_a_counted_status_are_charged() {
     }
     assert_eq!(client.ask("GET", "/200", &[], b"").status, 429);
     assert_eq!(upstream.heads().len(), 8);
+}
+
+/// A guess is charged while it is in flight, so a response that is still missing cannot let further
+/// guesses pass. The upstream holds its responses until all other guesses are denied.
+#[test]
+fn parallel_failures_never_exceed_the_limit() {
+    let (release, released) = mpsc::channel();
+    let released = Mutex::new(released);
+    let upstream = Upstream::start(move |connection| {
+        while let Some(head) = connection.head() {
+            let status = if head.starts_with("POST /login/guess") {
+                let _: Result<(), _> = released.lock().unwrap().recv_timeout(TIMEOUT);
+                401
+            } else {
+                200
+            };
+            connection.send(format!(
+                "HTTP/1.1 {status} Whatever\r\ncontent-length: 2\r\n\r\nok"
+            ));
+        }
+    });
+    let rules = "rules: [{name: failed, key: [ip], limits: [5/h], algorithm: fixed_window, count: {status: [401]}}]";
+    let listener = behind(&upstream, rules);
+    let login = |path: &str| listener.connect().ask("POST", path, &[], b"").status;
+    for _ in 0..8 {
+        assert_eq!(login("/login"), 200, "an accepted login costs nothing");
+    }
+    let address = listener.listener.local_addr();
+    let (decided, decisions) = mpsc::channel();
+    for _ in 0..60 {
+        let decided = decided.clone();
+        thread::spawn(move || {
+            let mut client = Client::connect(address);
+            let answer = client.ask("POST", "/login/guess", &[], b"");
+            decided.send(answer.status).unwrap();
+        });
+    }
+    for _ in 0..55 {
+        assert_eq!(decisions.recv_timeout(TIMEOUT), Ok(429));
+    }
+    for _ in 0..5 {
+        release.send(()).unwrap();
+    }
+    for _ in 0..5 {
+        assert_eq!(decisions.recv_timeout(TIMEOUT), Ok(401));
+    }
+    assert_eq!(login("/login"), 429, "the limit is used up");
+    assert_eq!(upstream.heads().len(), 8 + 5);
 }
 
 #[test]
