@@ -83,21 +83,23 @@ def pipelined(server, port, words, depth, seconds):
 
 
 def wrk(server, port, body, mode, seconds):
-    """Runs `wrk -t2 -c64`. `body` has the path and the JSON, with the placeholder KEY for the
-    key."""
-    path = body["path"]
+    """Runs `wrk` with a throttle request. `body` has the path and the JSON, with the placeholder
+    KEY for the key."""
+    return run_wrk(server, port, body["path"], LUA, [body["json"], KEYS, mode], seconds)
+
+
+def run_wrk(server, port, path, script, arguments, seconds):
+    """Runs `wrk -t2 -c64` with a script and its arguments."""
     command = [
         "wrk",
         "-t2",
         "-c64",
         f"-d{seconds}s",
         "-s",
-        LUA,
+        script,
         f"http://127.0.0.1:{port}{path}",
         "--",
-        body["json"],
-        str(KEYS),
-        mode,
+        *map(str, arguments),
     ]
     environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(glob.glob(LUAJIT))}
     before = server.cpu_seconds()
