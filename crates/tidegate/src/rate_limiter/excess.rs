@@ -10,8 +10,10 @@ use tidegate_core::{
 pub fn excess_costs(charges: &[Charge<'_>], final_charges: &[u64]) -> Vec<(usize, Cost)> {
     let excess = |(at, (charge, final_charge)): (usize, (&Charge<'_>, &u64))| {
         let more = final_charge.saturating_sub(charge.cost.units());
-        // A cost of 0 is invalid, so charges without an excess are omitted.
-        Some((at, Cost::new(more).ok()?))
+        // `Cost::new` writes an error message for 0, which takes longer than the rest of a
+        // settlement without an excess.
+        let cost = (more > 0).then(|| Cost::new(more).ok())??;
+        Some((at, cost))
     };
     charges
         .iter()
