@@ -41,6 +41,9 @@ const HAS_PLAN: u8 = 2;
 /// The length of the HMAC at the end of a token, in bytes.
 const TAG_BYTES: usize = 32;
 
+/// The initial buffer size for a token, in bytes. Most tokens fit into it without reallocation.
+const USUAL_BYTES: usize = 192;
+
 /// A random number that identifies a reservation.
 pub(super) type ReservationId = [u8; 16];
 
@@ -214,7 +217,8 @@ impl TokenKeys {
 
 impl TokenContents {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![VERSION, self.kind as u8];
+        let mut bytes = Vec::with_capacity(USUAL_BYTES);
+        bytes.extend_from_slice(&[VERSION, self.kind as u8]);
         bytes.extend_from_slice(&self.id);
         bytes.extend_from_slice(&self.expires.as_micros().to_be_bytes());
         bytes.extend_from_slice(&self.cost.units().to_be_bytes());
