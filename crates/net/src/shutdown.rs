@@ -10,7 +10,7 @@
 
 use std::{
     future::poll_fn,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -121,26 +121,6 @@ impl Shutdown {
     /// Returns the stage together with the number of its changes.
     fn numbered_stage(&self) -> u64 {
         self.0.stage.load(Ordering::Acquire)
-    }
-
-    /// Polls `serving` to completion. When connections must close, calls `finish` on `serving`.
-    ///
-    /// The returned future must run in its own task; see [`Self::watch`].
-    pub async fn serve<F: Future>(
-        &self,
-        mut serving: Pin<&mut F>,
-        finish: impl FnOnce(Pin<&mut F>),
-    ) -> F::Output {
-        let mut finish = Some(finish);
-        self.watch(|cx, stage| {
-            if stage.is_closing()
-                && let Some(finish) = finish.take()
-            {
-                finish(serving.as_mut());
-            }
-            serving.as_mut().poll(cx)
-        })
-        .await
     }
 
     /// Polls `poll` with the current stage until it is ready. The task is woken when the stage
