@@ -9,7 +9,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The maximum of `pre_stop_delay` and of `drain`.
+/// The maximum of each duration.
 const LONGEST: Span = Span::from_secs(3_600);
 
 /// Timing of the graceful shutdown.
@@ -21,6 +21,11 @@ pub struct ShutdownConfig {
     /// `shutdown.drain`: the time that requests in progress have to finish after `pre_stop_delay`,
     /// 1 ms to an hour; default 10 s.
     pub drain: Duration,
+    /// `shutdown.handover`: the time that requests in progress have to be decided before a new
+    /// process takes over the memory store in an upgrade, 1 ms to an hour; default 1 s. First,
+    /// HTTP/2 connections have this time to close, and only new connections wait. Then all requests
+    /// have this time, and further requests wait.
+    pub handover: Duration,
 }
 
 impl Default for ShutdownConfig {
@@ -28,13 +33,14 @@ impl Default for ShutdownConfig {
         Self {
             pre_stop_delay: Duration::ZERO,
             drain: Duration::from_secs(10),
+            handover: Duration::from_secs(1),
         }
     }
 }
 
 pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> ShutdownConfig {
     let mut shutdown = ShutdownConfig::default();
-    let known = &["pre_stop_delay", "drain"];
+    let known = &["pre_stop_delay", "drain", "handover"];
     let what = "a map such as {pre_stop_delay: 5s, drain: 10s}";
     let value = file.get("shutdown");
     let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
@@ -46,9 +52,13 @@ pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> ShutdownConfig
         let what = "a duration such as 5s, or off";
         shutdown.pre_stop_delay = time(delay, what, report).unwrap_or_default();
     }
-    if let Some(value) = fields.get("drain") {
-        let drain = time(value, "a duration such as 10s", report);
-        shutdown.drain = drain.unwrap_or(shutdown.drain);
+    for (name, example, setting) in [
+        ("drain", "a duration such as 10s", &mut shutdown.drain),
+        ("handover", "a duration such as 1s", &mut shutdown.handover),
+    ] {
+        if let Some(value) = fields.get(name) {
+            *setting = time(value, example, report).unwrap_or(*setting);
+        }
     }
     shutdown
 }

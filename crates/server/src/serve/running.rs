@@ -32,11 +32,6 @@ use crate::{
 /// The shortest interval between reports to the watchdog of the service manager.
 const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The maximum time for requests in progress to finish before a new process takes over the memory
-/// store. First, connections that cannot be handed over have this time, and only new connections
-/// wait. Then all other connections have this time, and all requests wait.
-const HANDOVER_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// The time for HTTP/2 requests to the proxy that a client had sent before it received a GOAWAY.
 const GOAWAY_GRACE: Duration = Duration::from_millis(300);
 
@@ -402,13 +397,15 @@ impl ServerHandle {
             .await;
         }
         self.server.hand_over(Box::new(upgrade.mover())).await;
+        tracing::info!("upgrade: handing over the connections and the state; requests wait");
         if is_exclusive
             && self
                 .wait_while(|open, _| open.movable > 0 || self.has_undecided_requests())
                 .await
         {
             tracing::warn!(
-                "upgrade: some requests in progress were not finished after {HANDOVER_TIMEOUT:?}; if they need a decision later, they are answered with 503"
+                "upgrade: some requests in progress were not finished after {:?}; if they need a decision later, they are answered with 503",
+                self.shutdown.handover
             );
         }
         upgrade.send_state(&self.limiter);
@@ -422,13 +419,13 @@ impl ServerHandle {
     }
 
     /// Waits while `must_wait` returns true for the open connections and the time since the call,
-    /// at most for [`HANDOVER_TIMEOUT`]. Returns the last result.
+    /// at most for `shutdown.handover`. Returns the last result.
     async fn wait_while(&self, must_wait: impl Fn(&OpenConnections, Duration) -> bool) -> bool {
         let begun = Instant::now();
         loop {
             let since = begun.elapsed();
             let must_wait = must_wait(&OpenConnections::of(&self.limiter), since);
-            if !must_wait || since >= HANDOVER_TIMEOUT {
+            if !must_wait || since >= self.shutdown.handover {
                 return must_wait;
             }
             sleep(HANDOVER_CHECK_INTERVAL).await;
