@@ -74,11 +74,11 @@ impl ServerLimiter {
     ///
     /// Returns the error of `send`. The caller must then call [`Self::take_back_state`].
     pub fn send_state(&self, send: &mut SendState<'_>) -> io::Result<()> {
+        send(TIME, &self.now().as_micros().to_le_bytes())?;
         if self.redis_store().is_none() {
             // From now on, this process makes no change, because the change would not move.
             self.set_overrides_moved(true);
             self.set_moved(true);
-            send(TIME, &self.now().as_micros().to_le_bytes())?;
             if let Some(path) = self.override_file() {
                 send(OVERRIDE_FILE, path.as_os_str().as_bytes())?;
             }
@@ -153,7 +153,8 @@ impl ServerLimiter {
     }
 
     /// Continues with the time of the other process, if the wall clock was stepped since the other
-    /// process was started. Without this correction, every deadline in the state would shift.
+    /// process was started. Without this correction, every deadline in the state would shift. With
+    /// Redis, this applies to the state of the fallback, which uses the clock of the process.
     fn continue_clock(&self, old_time: Timestamp) {
         let own = self.now();
         let difference = own.since(old_time).max(old_time.since(own));

@@ -247,6 +247,27 @@ fn a_known_block_stays_while_redis_is_unreachable() {
     assert_ne!(a.spend("local", "u").reason, Some("blocked"));
 }
 
+/// The wall clock was set forward by two hours while the old process of an upgrade was running. The
+/// fallback counts with the clock of the process, so the new process continues with this clock.
+#[test]
+fn a_step_of_the_wall_clock_refills_no_limit_of_the_fallback() {
+    let url = format!("redis://127.0.0.1:{}", free_port());
+    let (old, new) = (Node::start(&url), Node::start(&url));
+    old.until_up(false);
+    new.until_up(false);
+    assert_eq!(old.admitted("local", "u", 20), 5);
+    new.at_millis(2 * 3_600_000);
+    new.limiter.begin_taking_state();
+    let taken = old.limiter.send_state(&mut |tag, record| {
+        new.limiter.take_state(tag, record).unwrap();
+        Ok(())
+    });
+    taken.unwrap();
+    new.limiter.end_taking_state().unwrap();
+    assert_eq!(new.limiter.now(), old.limiter.now());
+    assert_eq!(new.admitted("local", "u", 20), 0);
+}
+
 #[test]
 fn a_failed_admin_operation_is_reported() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
