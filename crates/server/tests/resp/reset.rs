@@ -53,6 +53,23 @@ fn invalid_resets_are_rejected() {
     assert_eq!(none, "-ERR wrong number of arguments for 'del' command");
 }
 
+/// The new process of an upgrade would keep the counters.
+#[test]
+fn a_reset_is_refused_after_the_state_has_moved() {
+    let listener = TestListener::open();
+    let mut client = listener.connect();
+    assert!(!limited(&mut client, "a"));
+    listener.limiter.send_state(&mut |_, _| Ok(())).unwrap();
+    for reset in ["TIDEGATE.RESET a", "DEL a", "UNLINK a"] {
+        let reply = client.command(reset).to_string();
+        let expected = "-ERR a new process has taken over from this process; repeat the request on a new connection";
+        assert_eq!(reply, expected, "{reset}");
+    }
+    listener.limiter.take_back_state();
+    assert!(limited(&mut client, "a"));
+    assert_eq!(client.command("TIDEGATE.RESET a").to_string(), "1");
+}
+
 #[test]
 fn databases_have_separate_keys() {
     let listener = TestListener::open();
