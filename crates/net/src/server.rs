@@ -275,3 +275,31 @@ impl Drop for Server {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    /// A task that was running when the handover began may have seen that the server still serves.
+    #[tokio::test]
+    async fn a_handover_waits_for_the_running_task_of_every_worker() {
+        let server = Server::start(2).unwrap();
+        for busy in 0..2 {
+            let (release, released) = std::sync::mpsc::channel::<()>();
+            server.workers[busy].jobs.spawn(move || async move {
+                let _ = released.recv();
+            });
+            let mut handed_over = pin!(server.hand_over(Box::new(drop)));
+            assert!(handed_over.as_mut().now_or_never().is_none());
+            // The worker runs its jobs in order, so it has run the job of the handover as well.
+            server.workers[1 - busy].jobs.yielded().await;
+            assert!(handed_over.as_mut().now_or_never().is_none());
+            drop(release);
+            handed_over.await;
+        }
+    }
+}
