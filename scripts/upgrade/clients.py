@@ -4,11 +4,25 @@ records every failure."""
 import collections
 import multiprocessing
 import socket
+import ssl
+import sys
 import time
 
 QUOTA = "quota"  # the rule that must be exhausted exactly
 TIMEOUT = 20  # seconds for one response
 MAX_FAILURES = 20  # failures that a client describes
+
+
+class Address(collections.namedtuple("Address", ["port", "certificate"])):
+    """The address of a listener on this machine, and the file of its certificate if it uses TLS."""
+
+    def connect(self):
+        opened = socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not self.certificate:
+            return opened
+        context = ssl.create_default_context(cafile=self.certificate)
+        return context.wrap_socket(opened, server_hostname="127.0.0.1")
 
 
 class Result:
@@ -72,12 +86,10 @@ def run(client, address, names, rate, stopping, sender):
 
 def connect(address, result):
     try:
-        opened = socket.create_connection(address, timeout=TIMEOUT)
+        return address.connect()
     except ConnectionRefusedError:
         result.refused += 1
         raise
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return opened
 
 
 def entries(name):
@@ -178,3 +190,19 @@ class Pipeline:
             if reply[0] != b"*6\r\n":
                 raise ConnectionError(f"unexpected reply {reply}")
             self.result.note(name, reply[1] == b":1\r\n")
+
+
+def fill(address, keys, batch=1_000):
+    """Adds `keys` keys to the memory store, which stay for more than an hour."""
+    opened = address.connect()
+    for first in range(0, keys, batch):
+        numbers = range(first, min(first + batch, keys))
+        commands = "".join(f"CL.THROTTLE filler:{number} 9 10 86400\r\n" for number in numbers)
+        opened.sendall(commands.encode())
+        lines = 6 * len(numbers)  # of all replies
+        while lines:
+            received = opened.recv(1 << 16)
+            if not received:
+                sys.exit("the server closed the connection while the store was filled")
+            lines -= received.count(b"\n")
+    opened.close()
