@@ -1,10 +1,18 @@
 //! The identity of a TLS client, taken from its verified certificate.
 
-use rustls::pki_types::CertificateDer;
+use rustls::{ServerConnection, pki_types::CertificateDer};
 use webpki::EndEntityCert;
 
 /// The object identifier of a common name, 2.5.4.3, encoded in DER.
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
+
+/// Returns the name of the client in its certificate (see [`cert_identity`]); `None` if it has
+/// presented none.
+#[must_use]
+pub fn verified_name(session: &ServerConnection) -> Option<String> {
+    // rustls returns only certificates that it has verified.
+    cert_identity(session.peer_certificates()?.first()?)
+}
 
 /// Returns the first DNS name of `certificate` in lower case. Without a DNS name, returns the first
 /// URI (as in SPIFFE). Without a URI, returns the subject's common name.

@@ -1,9 +1,10 @@
 //! Hands over open connections to another process of the same server.
 //!
-//! Only a plaintext connection can be handed over, because the keys of a TLS session cannot leave
-//! their process. The protocol code decides when a connection can move, and describes its state in
-//! bytes: for HTTP, the bytes of the next request that have been read already. The code of the same
-//! protocol in the other process continues with this state.
+//! The socket of a plaintext connection moves. The keys of a TLS session cannot leave their process,
+//! so this process relays a TLS connection to the other process (`relay`). The protocol code decides
+//! when a connection can move, and describes its state in bytes: for HTTP, the bytes of the next
+//! request that have been read already. The code of the same protocol in the other process continues
+//! with this state.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -12,6 +13,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::{
     moved::{MAX_STATE_BYTES, MovedConnection},
+    relay::{self, RelayedClient},
     shutdown::{ConnectionCount, OpenConnection, Shutdown, Stage},
 };
 
@@ -23,6 +25,9 @@ pub struct Handover {
     /// The state with which another process has handed over this connection. It is `None` for a new
     /// connection.
     pub resumed: Option<Vec<u8>>,
+    /// The client, if another process has the TLS session of this connection and relays its bytes.
+    /// Such a connection begins without a handshake, and must end as soon as its protocol permits.
+    pub relayed: Option<RelayedClient>,
 }
 
 /// The part of a listener that its connections need.
@@ -30,52 +35,78 @@ pub struct Handover {
 pub(super) struct ListenerPart {
     pub(super) address: SocketAddr,
     pub(super) movable: Arc<ConnectionCount>,
+    pub(super) handshaking: Arc<ConnectionCount>,
+    /// The relays of the server.
+    pub(super) relays: Arc<ConnectionCount>,
 }
 
-/// A stream that may be a plaintext TCP connection, which can be handed over. By default, a stream is
-/// not.
-pub trait MaybePlaintext: Sized {
-    /// Whether streams of this type are plaintext TCP connections.
-    const IS_PLAINTEXT: bool = false;
+/// A stream that can be handed over to another process.
+#[derive(Debug)]
+pub enum MovableStream {
+    /// A plaintext connection, whose socket moves.
+    Plaintext(TcpStream),
+    /// A TLS connection, which this process relays.
+    Tls(Box<TlsStream<TcpStream>>),
+}
 
-    /// Returns the TCP connection; `None` if it is not plaintext.
-    fn into_plaintext(self) -> Option<TcpStream> {
+/// A stream that may be of a type that can be handed over to another process. By default, it is not.
+pub trait MaybeMovable: Sized {
+    /// Whether streams of this type can be handed over.
+    const IS_MOVABLE: bool = false;
+
+    /// Returns the stream; `None` if it cannot be handed over.
+    fn into_movable(self) -> Option<MovableStream> {
         None
     }
 }
 
-impl MaybePlaintext for TcpStream {
-    const IS_PLAINTEXT: bool = true;
+impl MaybeMovable for TcpStream {
+    const IS_MOVABLE: bool = true;
 
-    fn into_plaintext(self) -> Option<TcpStream> {
-        Some(self)
+    fn into_movable(self) -> Option<MovableStream> {
+        Some(MovableStream::Plaintext(self))
     }
 }
 
-impl MaybePlaintext for TlsStream<TcpStream> {}
+impl MaybeMovable for TlsStream<TcpStream> {
+    const IS_MOVABLE: bool = true;
+
+    fn into_movable(self) -> Option<MovableStream> {
+        Some(MovableStream::Tls(Box::new(self)))
+    }
+}
 
 /// An in-process pipe has no socket.
-impl MaybePlaintext for DuplexStream {}
+impl MaybeMovable for DuplexStream {}
 
 /// A guard for an open connection that can be handed over. The server waits for such connections
 /// only while they are handed over.
 #[derive(Debug)]
 pub struct MovableConnection {
     shutdown: Shutdown,
-    listener: SocketAddr,
+    listener: ListenerPart,
+    relayed: Option<RelayedClient>,
     _open: OpenConnection,
 }
 
 impl Handover {
     /// Returns a guard if a connection with a stream of type `S` can be handed over.
     #[must_use]
-    pub fn movable<S: MaybePlaintext>(&self, shutdown: &Shutdown) -> Option<MovableConnection> {
-        let listener = self.listener.as_ref().filter(|_| S::IS_PLAINTEXT)?;
+    pub fn movable<S: MaybeMovable>(&self, shutdown: &Shutdown) -> Option<MovableConnection> {
+        let listener = self.listener.as_ref().filter(|_| S::IS_MOVABLE)?;
         Some(MovableConnection {
             shutdown: shutdown.clone(),
-            listener: listener.address,
             _open: listener.movable.increment(),
+            listener: listener.clone(),
+            relayed: self.relayed.clone(),
         })
+    }
+
+    /// Returns a guard for a connection that performs its TLS handshake. The server does not wait
+    /// for it, because the connection is handed over after the handshake.
+    pub(super) fn handshaking(&self) -> Option<OpenConnection> {
+        let listener = self.listener.as_ref();
+        listener.map(|listener| listener.handshaking.increment())
     }
 }
 
@@ -98,27 +129,48 @@ impl Stage {
 }
 
 impl MovableConnection {
-    /// Hands over `stream` with `state`. The connection is closed if its state is too large, or if
-    /// the socket is not usable any more.
-    pub fn hand_over(self, stream: impl MaybePlaintext, state: Vec<u8>) {
-        let moved = stream.into_plaintext().map(TcpStream::into_std);
-        match moved {
-            Some(Ok(socket)) if state.len() <= MAX_STATE_BYTES => {
-                let listener = self.listener;
-                self.shutdown.sink().give(MovedConnection {
-                    listener,
-                    socket,
-                    state,
-                });
-            }
-            Some(Ok(_)) => tracing::warn!(
-                listener = %self.listener, bytes = state.len(),
+    /// Hands over `stream` with `state`, which is empty for a new connection. The connection is
+    /// closed if its state is too large, or if the socket is not usable any more.
+    ///
+    /// A TLS connection is relayed by a task on the current thread, which must be a worker.
+    pub fn hand_over(self, stream: impl MaybeMovable, state: Vec<u8>) {
+        let listener = self.listener.address;
+        if state.len() > MAX_STATE_BYTES {
+            return tracing::warn!(
+                %listener, bytes = state.len(),
                 "connection closed instead of handed over: its state is too large"
-            ),
-            Some(Err(error)) => {
-                tracing::debug!(%error, "connection lost before it was handed over")
+            );
+        }
+        let Some(stream) = stream.into_movable() else {
+            return;
+        };
+        match self.socket_of(stream) {
+            Ok((socket, relayed)) => self.shutdown.sink().give(MovedConnection {
+                listener,
+                socket,
+                relayed,
+                state,
+            }),
+            Err(error) => {
+                tracing::debug!(%listener, %error, "connection lost before it was handed over");
             }
-            None => {}
+        }
+    }
+
+    /// Returns the socket that another process needs to serve `stream`.
+    fn socket_of(
+        &self,
+        stream: MovableStream,
+    ) -> io::Result<(std::net::TcpStream, Option<RelayedClient>)> {
+        match stream {
+            // The socket may itself lead to a process that relays the connection.
+            MovableStream::Plaintext(stream) => Ok((stream.into_std()?, self.relayed.clone())),
+            MovableStream::Tls(stream) => {
+                let client = RelayedClient::of(&stream)?;
+                let shutdown = self.shutdown.clone();
+                let socket = relay::start(*stream, shutdown, &self.listener.relays)?;
+                Ok((socket, Some(client)))
+            }
         }
     }
 }

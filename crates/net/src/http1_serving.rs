@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Activity, MovableConnection, Phase, Shutdown, Stage};
+use super::{Activity, MovableConnection, Phase, Shutdown};
 
 /// An HTTP/1.1 connection of hyper's server.
 pub trait Http1Connection: Future<Output = hyper::Result<()>> + Unpin {
@@ -49,31 +49,6 @@ pub enum Http1End {
     Paused,
 }
 
-/// How many requests a connection serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Http1Lifetime {
-    /// Any number, until the server or the client closes the connection.
-    Persistent,
-    /// One request. During an upgrade, this applies to a connection that cannot be handed over and
-    /// whose TLS handshake was in progress when the upgrade began. If the connection were closed
-    /// before its first request, the client would have to report an error.
-    OneRequest,
-}
-
-impl Shutdown {
-    /// Returns the lifetime of a connection that begins now. It must be passed to hyper
-    /// (`keep_alive`) before the connection is served, so that the response contains `Connection:
-    /// close`.
-    #[must_use]
-    pub fn http1_lifetime(&self, movable: Option<&MovableConnection>) -> Http1Lifetime {
-        if self.stage().must_close(movable) {
-            Http1Lifetime::OneRequest
-        } else {
-            Http1Lifetime::Persistent
-        }
-    }
-}
-
 /// The parts of a connection that determine when it is closed or handed over.
 #[derive(Debug)]
 pub struct Http1State<'c> {
@@ -84,8 +59,6 @@ pub struct Http1State<'c> {
     pub activity: &'c Activity,
     /// The guard of the connection, if it can be handed over.
     pub movable: Option<&'c MovableConnection>,
-    /// How many requests the connection serves.
-    pub lifetime: Http1Lifetime,
 }
 
 impl Shutdown {
@@ -105,12 +78,7 @@ impl Shutdown {
     ) -> hyper::Result<Http1End> {
         let mut has_finished = false;
         self.watch(|cx, stage| {
-            let must_finish = match state.lifetime {
-                Http1Lifetime::Persistent => stage.must_close(state.movable),
-                // hyper closes the connection after the first response.
-                Http1Lifetime::OneRequest => stage == Stage::Ending,
-            };
-            if must_finish && !has_finished {
+            if stage.must_close(state.movable) && !has_finished {
                 has_finished = true;
                 connection.finish();
             }

@@ -55,6 +55,7 @@ mod peer_closed;
 mod problem;
 pub mod prometheus;
 mod registry;
+mod relay;
 pub mod response;
 mod send_windows;
 mod server;
@@ -65,14 +66,14 @@ mod tls;
 mod tls_client;
 mod worker;
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 pub use body_guard::GuardedBody;
 pub use bounded_body::{BodyReadError, BoundedBody};
-pub use cert_identity::cert_identity;
+pub use cert_identity::{cert_identity, verified_name};
 pub use frame_parser::{FrameHeader, FrameParser};
-pub use handover::{AdoptError, Handover, MaybePlaintext, MovableConnection};
-pub use http1_serving::{Http1Connection, Http1End, Http1Lifetime, Http1State};
+pub use handover::{AdoptError, Handover, MaybeMovable, MovableConnection, MovableStream};
+pub use http1_serving::{Http1Connection, Http1End, Http1State};
 pub use http2_stream::Http2Stream;
 pub use idle_timeout::{IdleTimeout, MinRate};
 pub use listener::{Exempt, Listener};
@@ -81,6 +82,7 @@ pub use moved::{MAX_STATE_BYTES, MoveConnection, MovedConnection, StateFormat};
 pub use peer_closed::PeerClosed;
 pub use problem::Problem;
 pub use registry::{Activity, InFlight};
+pub use relay::RelayedClient;
 pub use server::{Adopter, Server};
 pub use shutdown::{Shutdown, Stage};
 pub use timed_stream::{Phase, ResponsePhase, StreamTimeouts, TimedStream, WriteTimeout};
@@ -146,6 +148,23 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Returns `tls` if this connection begins with a TLS handshake. If another process relays the
+    /// connection, that process has the TLS session.
+    #[must_use]
+    pub fn handshake<'t>(&self, tls: Option<&'t Arc<Tls>>) -> Option<&'t Tls> {
+        let tls = tls.filter(|_| self.handover.relayed.is_none());
+        tls.map(|tls| &**tls)
+    }
+
+    /// Waits until the connection must finish its requests and close. Returns immediately if it must
+    /// do so already.
+    pub async fn must_close(&self) {
+        // The process that relays the connection ends soon.
+        if self.handover.relayed.is_none() {
+            self.shutdown.begun().await;
+        }
+    }
+
     /// Logs that the handler closes the connection, because it cannot use the state with which
     /// another process has handed over the connection.
     pub fn log_unknown_state(&self) {

@@ -15,7 +15,7 @@ use std::{
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    Bounds, Connection, Handover,
+    Bounds, Connection, Handover, RelayedClient,
     handover::ListenerPart,
     moved::MovedConnection,
     registry::{ConnectionLimits, Eviction, Registration, RegistrationResult, Registry},
@@ -37,6 +37,8 @@ struct Inner {
     open: Arc<ConnectionCount>,
     /// The open connections that can be handed over to another process.
     movable: Arc<ConnectionCount>,
+    /// The open connections whose TLS handshake is in progress.
+    handshaking: Arc<ConnectionCount>,
     registry: Arc<Registry>,
     accepted: AtomicU64,
     refused: AtomicU64,
@@ -65,6 +67,12 @@ impl Listener {
     #[must_use]
     pub fn movable(&self) -> usize {
         self.0.movable.open()
+    }
+
+    /// Returns the number of open connections whose TLS handshake is in progress.
+    #[must_use]
+    pub fn handshaking(&self) -> usize {
+        self.0.handshaking.open()
     }
 
     /// Returns the number of connections accepted and served so far.
@@ -105,6 +113,7 @@ impl Listener {
             local_addr: socket.local_addr()?,
             open: Arc::default(),
             movable: Arc::default(),
+            handshaking: Arc::default(),
             registry: Arc::default(),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -155,6 +164,7 @@ pub(super) struct Acceptor<H> {
     pub(super) listener: Listener,
     pub(super) workers: Vec<Jobs>,
     pub(super) server: Arc<ConnectionCount>,
+    pub(super) relays: Arc<ConnectionCount>,
     pub(super) bounds: Bounds,
     pub(super) exempt: Exempt,
     pub(super) shutdown: Shutdown,
@@ -204,18 +214,18 @@ where
         // Deregister the socket from the accepting worker's poller, so that the serving worker can
         // register it.
         match stream.into_std() {
-            Ok(stream) => self.assign(stream, peer, worker, None),
+            Ok(stream) => self.assign(NewConnection::of_client(stream, peer), worker),
             Err(error) => tracing::debug!(%error, %peer, "connection lost before it was served"),
         }
     }
 
-    fn assign(
-        &self,
-        stream: std::net::TcpStream,
-        peer: SocketAddr,
-        worker: usize,
-        resumed: Option<Vec<u8>>,
-    ) {
+    fn assign(&self, new: NewConnection, worker: usize) {
+        let NewConnection {
+            stream,
+            peer,
+            resumed,
+            relayed,
+        } = new;
         let per_client = self.bounds.connections_per_client;
         let limits = ConnectionLimits {
             connections: self.bounds.connections,
@@ -235,13 +245,17 @@ where
                 listener: Some(ListenerPart {
                     address: self.listener.local_addr(),
                     movable: Arc::clone(&self.listener.0.movable),
+                    handshaking: Arc::clone(&self.listener.0.handshaking),
+                    relays: Arc::clone(&self.relays),
                 }),
                 resumed,
+                relayed,
             },
         };
         let handler = Arc::clone(&self.handler);
         self.workers[worker].spawn(move || async move {
-            match register(stream) {
+            let is_relayed = connection.handover.relayed.is_some();
+            match register(stream, is_relayed) {
                 Ok(stream) => registration.serve(handler(stream, connection)).await,
                 Err(error) => {
                     tracing::debug!(%error, %peer, "connection lost before it was served")
@@ -249,6 +263,41 @@ where
             }
             drop((registration, open));
         });
+    }
+}
+
+/// A connection that is not served yet.
+struct NewConnection {
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    /// See [`Handover`].
+    resumed: Option<Vec<u8>>,
+    relayed: Option<RelayedClient>,
+}
+
+impl NewConnection {
+    const fn of_client(stream: std::net::TcpStream, peer: SocketAddr) -> Self {
+        Self {
+            stream,
+            peer,
+            resumed: None,
+            relayed: None,
+        }
+    }
+
+    /// Returns the connection that another process has handed over.
+    fn of_process(moved: MovedConnection) -> io::Result<Self> {
+        let peer = match &moved.relayed {
+            Some(client) => client.address,
+            None => moved.socket.peer_addr()?,
+        };
+        moved.socket.set_nonblocking(true)?;
+        Ok(Self {
+            stream: moved.socket,
+            peer,
+            resumed: (!moved.state.is_empty()).then_some(moved.state),
+            relayed: moved.relayed,
+        })
     }
 }
 
@@ -270,19 +319,21 @@ where
     }
 
     fn adopt(&self, moved: MovedConnection) -> io::Result<()> {
-        let peer = moved.socket.peer_addr()?;
-        moved.socket.set_nonblocking(true)?;
+        let new = NewConnection::of_process(moved)?;
         let worker = self.turn.fetch_add(1, Ordering::Relaxed) % self.workers.len().max(1);
-        self.assign(moved.socket, peer, worker, Some(moved.state));
+        self.assign(new, worker);
         Ok(())
     }
 }
 
 /// Registers `stream` with this worker's poller, and disables Nagle's algorithm. Responses are
 /// small, and Nagle's algorithm would delay a second small write until the client has acknowledged
-/// the first one, which can take 40 ms.
-fn register(stream: std::net::TcpStream) -> io::Result<TcpStream> {
+/// the first one, which can take 40 ms. The socket of a relayed connection is a Unix socket, which
+/// sends small writes at once.
+fn register(stream: std::net::TcpStream, is_relayed: bool) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
-    stream.set_nodelay(true)?;
+    if !is_relayed {
+        stream.set_nodelay(true)?;
+    }
     Ok(stream)
 }

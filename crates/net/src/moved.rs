@@ -6,6 +6,8 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use super::RelayedClient;
+
 /// The maximum length of the state of a connection that is handed over.
 pub const MAX_STATE_BYTES: usize = 2 << 20;
 
@@ -40,7 +42,9 @@ pub struct MovedConnection {
     pub listener: SocketAddr,
     /// The socket.
     pub socket: std::net::TcpStream,
-    /// The state of the protocol, at most [`MAX_STATE_BYTES`].
+    /// The client, if the socket leads to a process that relays a TLS connection.
+    pub relayed: Option<RelayedClient>,
+    /// The state of the protocol, at most [`MAX_STATE_BYTES`]; empty for a new connection.
     pub state: Vec<u8>,
 }
 

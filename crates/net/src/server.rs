@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
 
 use super::{
     AdoptError, Bounds, Connection, Exempt, Listener, MoveConnection, MovedConnection,
@@ -17,12 +17,18 @@ use super::{
     worker::{Jobs, Tasks, Worker},
 };
 
+/// How long relayed connections may take to end in a shutdown. The process to which they are relayed
+/// closes idle connections at once.
+const RELAY_END_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Worker threads and their listeners. Dropping the server aborts all connections;
 /// [`Server::shutdown`] lets requests in flight complete.
 pub struct Server {
     workers: Vec<Worker>,
     shutdown: Shutdown,
     open: Arc<ConnectionCount>,
+    /// The TLS connections that are relayed to another process. They are not in `open`.
+    relays: Arc<ConnectionCount>,
     listeners: Mutex<Vec<Arc<dyn Adopt>>>,
 }
 
@@ -55,6 +61,7 @@ impl Server {
             workers,
             shutdown: Shutdown::default(),
             open: Arc::default(),
+            relays: Arc::default(),
             listeners: Mutex::default(),
         })
     }
@@ -146,6 +153,7 @@ impl Server {
                 .map(|worker| worker.jobs.clone())
                 .collect(),
             server: Arc::clone(&self.open),
+            relays: Arc::clone(&self.relays),
             bounds,
             exempt,
             shutdown: self.shutdown.clone(),
@@ -185,12 +193,14 @@ impl Server {
     pub async fn shutdown(self, drain: Duration) -> usize {
         self.shutdown.begin();
         // After the deadline, the remaining connections are closed when `self` is dropped.
-        let _ = tokio::time::timeout(drain, self.open.emptied()).await;
+        let _ = timeout(drain, self.open.emptied()).await;
+        let _ = timeout(RELAY_END_TIMEOUT, self.relays.emptied()).await;
         self.open.open()
     }
 
     /// Stops accepting connections; they wait in the accept queues of the sockets. Connections that
-    /// cannot be handed over finish their requests and close. The others serve further requests.
+    /// cannot be handed over (HTTP/2) finish their requests and close. The others serve further
+    /// requests.
     pub async fn stop_accepting(&self) {
         self.shutdown.enter(Stage::Closing);
         // All listeners accept on the first worker, so none is in the middle of accepting a
@@ -210,11 +220,15 @@ impl Server {
     }
 
     /// Closes the listening sockets, because another process serves now. Waits up to `drain` until
-    /// all connections are closed or handed over. Returns the number of open connections.
-    pub async fn finish_handover(&self, drain: Duration) -> usize {
+    /// all connections are closed or handed over, and no connection is relayed any more.
+    pub async fn finish_handover(&self, drain: Duration) {
         self.shutdown.enter(Stage::HandedOver);
-        let _ = tokio::time::timeout(drain, self.open.emptied()).await;
-        self.open.open()
+        let closed = async {
+            self.open.emptied().await;
+            // A connection that is handed over begins its relay before it counts as closed.
+            self.relays.emptied().await;
+        };
+        let _ = timeout(drain, closed).await;
     }
 
     /// Returns a handle that serves connections of another process.

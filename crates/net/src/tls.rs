@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -21,11 +22,11 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
-    Connection,
+    Connection, Stage,
     file_watch::{FileStamp, stamp},
     prometheus::{Metric, Page},
 };
@@ -251,20 +252,49 @@ impl Tls {
         page.family(&LAST_LOAD_SUCCESS, successes);
     }
 
-    /// Performs the TLS handshake for `connection`, within the connection's `request` timeout. Logs
-    /// a failed handshake.
+    /// Performs the TLS handshake for `connection`, within `limit`. Returns `None` if the handshake
+    /// has failed, which is logged, if the server shuts down, or if the connection was handed over
+    /// to another process.
+    ///
+    /// An upgrade to another process does not interrupt the handshake, because a handshake cannot
+    /// continue in another process.
     pub async fn accept_in_time(
         &self,
         stream: TcpStream,
         connection: &Connection,
+        limit: Duration,
     ) -> Option<TlsStream<TcpStream>> {
-        let peer = connection.peer;
-        match tokio::time::timeout(connection.bounds.request, self.accept(stream)).await {
-            Ok(Ok(stream)) => return Some(stream),
-            Ok(Err(error)) => tracing::debug!(%peer, "TLS handshake failed: {error}"),
-            Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
+        let Connection {
+            peer,
+            shutdown,
+            handover,
+            ..
+        } = connection;
+        let _handshaking = handover.handshaking();
+        let accepted = tokio::select! {
+            biased;
+            accepted = timeout(limit, self.accept(stream)) => accepted,
+            _ = shutdown.reached(|stage| stage == Stage::Ending) => return None,
+        };
+        let stream = match accepted {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                tracing::debug!(%peer, "TLS handshake failed: {error}");
+                return None;
+            }
+            Err(_) => {
+                tracing::debug!(%peer, "TLS handshake timed out");
+                return None;
+            }
+        };
+        let movable = handover.movable::<TlsStream<TcpStream>>(shutdown);
+        match movable {
+            Some(movable) if shutdown.stage().is_handing_over() => {
+                movable.hand_over(stream, Vec::new());
+                None
+            }
+            _ => Some(stream),
         }
-        None
     }
 
     /// Performs the TLS handshake, without a timeout.

@@ -141,7 +141,8 @@ impl ConnectionContext {
         let peer = self.connection.peer.ip();
         let settings = Arc::clone(&runtime.current().settings);
         let log = runtime.log().cloned();
-        let scheme = if tls.is_some() { "https" } else { "http" };
+        let has_tls = tls.is_some() || self.connection.handover.relayed.is_some();
+        let scheme = if has_tls { "https" } else { "http" };
         let is_trusted = identity.trust.is_trusted(peer);
         let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
         // Do not limit a trusted proxy: it forwards requests from many clients, and must limit each

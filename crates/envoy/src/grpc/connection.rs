@@ -49,10 +49,13 @@ impl Http2 {
         connection: &Connection,
         routes: Arc<Routes>,
     ) {
-        let Some(tls) = &self.tls else {
+        let Some(tls) = connection.handshake(self.tls.as_ref()) else {
             return self.serve_on(stream, connection, routes).await;
         };
-        if let Some(stream) = tls.accept_in_time(stream, connection).await {
+        if let Some(stream) = tls
+            .accept_in_time(stream, connection, connection.bounds.request)
+            .await
+        {
             self.serve_on(stream, connection, routes).await;
         }
     }
@@ -84,7 +87,7 @@ impl Http2 {
         let ended = tokio::select! {
             biased;
             ended = serving.as_mut() => Ok(ended),
-            () = connection.shutdown.begun() => {
+            () = connection.must_close() => {
                 serving.as_mut().graceful_shutdown();
                 tokio::select! {
                     biased;

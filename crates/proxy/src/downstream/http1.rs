@@ -13,13 +13,13 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{
-    GuardedBody, Http1End, Http1Lifetime, Http1State, MAX_HEADERS, MaybePlaintext, StreamTimeouts,
-    TimedStream, WriteTimeout,
+    GuardedBody, Http1End, Http1State, MAX_HEADERS, MaybeMovable, StreamTimeouts, TimedStream,
+    WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
-use super::{ClientConnection, moved::MovedState, rejection::RejectionStream};
+use super::{ClientConnection, MOVED, rejection::RejectionStream};
 use crate::handler::CompleteRequest;
 
 impl ClientConnection {
@@ -30,7 +30,7 @@ impl ClientConnection {
         unread: Option<Vec<u8>>,
     ) -> hyper::Result<()>
     where
-        T: AsyncRead + AsyncWrite + MaybePlaintext + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + MaybeMovable + Unpin + Send + 'static,
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
         B: Body + Unpin + 'static,
         B::Error: std::error::Error + Send + Sync + 'static,
@@ -75,9 +75,9 @@ impl ClientConnection {
             builder.max_headers(self.settings.max_headers);
         }
         let shutdown = &self.connection.shutdown;
-        let lifetime = shutdown.http1_lifetime(movable.as_ref());
         let mut serving = builder
-            .keep_alive(lifetime == Http1Lifetime::Persistent)
+            // A relayed connection ends after its next response.
+            .keep_alive(handover.relayed.is_none())
             // `TimedStream` enforces the head timeout.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
@@ -89,14 +89,13 @@ impl ClientConnection {
             phase: &phase,
             activity: &self.connection.activity,
             movable: movable.as_ref(),
-            lifetime,
         };
         let ended = shutdown.serve_http1(&mut serving, state).await?;
         if let (Http1End::Paused, Some(movable)) = (ended, movable) {
             if let Some(parts) = serving.into_parts() {
                 let (stream, rest) = parts.io.into_inner().into_stream().into_parts();
                 let unread = [&parts.read_buf[..], &rest].concat();
-                movable.hand_over(stream, MovedState::Http1(unread).encode());
+                movable.hand_over(stream, [&MOVED.header()[..], &unread].concat());
             }
             return Ok(());
         }

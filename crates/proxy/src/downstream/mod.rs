@@ -3,7 +3,6 @@
 mod detect;
 mod http1;
 mod http2;
-mod moved;
 mod mtls;
 mod rejection;
 
@@ -14,7 +13,7 @@ use hyper::{
     body::{Body, Incoming},
 };
 use tidegate_config::Proxy;
-use tidegate_net::{Connection, MaybePlaintext, Phase, Stage, Tls};
+use tidegate_net::{Connection, MaybeMovable, Phase, Stage, StateFormat, Tls, verified_name};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -22,11 +21,19 @@ use tokio::{
 };
 use tower_service::Service;
 
-use self::{detect::Version, moved::MovedState, mtls::MtlsService};
+use self::{detect::Version, mtls::MtlsService};
 use super::{
     bad_request::BadRequests,
     client_limit::{ClientLimitExceeded, ClientRequest, ClientRequests},
     tunnel::PendingTunnel,
+};
+
+/// The format of the state of an HTTP/1 connection that moves to another process: the bytes that
+/// were read and not used. A connection without a request moves as a new one, because its protocol
+/// is not known.
+const MOVED: StateFormat = StateFormat {
+    protocol: b'P',
+    version: 1,
 };
 
 /// The context of a client connection.
@@ -49,26 +56,31 @@ impl ClientConnection {
         B::Data: Send,
         B::Error: std::error::Error + Send + Sync + 'static,
     {
-        if let Some(tls) = &self.tls {
-            if let Some(stream) = self.await_start(tls.accept(stream)).await {
+        let connection = &self.connection;
+        if let Some(tls) = connection.handshake(self.tls.as_ref()) {
+            let timeout = self.settings.timeouts.request_head;
+            if let Some(stream) = tls.accept_in_time(stream, connection, timeout).await {
                 let version = detect::negotiated(&stream);
-                let service = MtlsService::new(&stream, service);
+                let name = verified_name(stream.get_ref().1);
+                let service = MtlsService::new(name, service);
                 self.serve_as(version, stream, service, None).await;
             }
             return;
         }
-        let resumed = self.connection.handover.resumed.as_deref();
-        match resumed.map(MovedState::decode) {
-            Some(None) => self.connection.log_unknown_state(),
-            Some(Some(MovedState::Http1(unread))) => {
-                self.serve_as(Version::Http1, stream, service, Some(unread))
-                    .await;
-            }
-            Some(Some(MovedState::New)) | None => self.detect(stream, service).await,
-        }
+        let relayed = connection.handover.relayed.as_ref();
+        let name = relayed.and_then(|client| client.name.clone());
+        let service = MtlsService::new(name, service);
+        let Some(state) = &connection.handover.resumed else {
+            return self.detect(stream, service).await;
+        };
+        let Some(unread) = MOVED.strip(state).map(<[u8]>::to_vec) else {
+            return connection.log_unknown_state();
+        };
+        self.serve_as(Version::Http1, stream, service, Some(unread))
+            .await;
     }
 
-    /// Serves a plaintext connection, from which nothing has been read.
+    /// Serves a connection without TLS, from which nothing has been read.
     async fn detect<S, B>(self, stream: TcpStream, service: S)
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
@@ -86,7 +98,7 @@ impl ClientConnection {
             biased;
             stage = shutdown.reached(must_end) => {
                 if let Some(movable) = movable.filter(|_| stage.is_handing_over()) {
-                    movable.hand_over(stream, MovedState::New.encode());
+                    movable.hand_over(stream, Vec::new());
                 }
                 return;
             }
@@ -95,17 +107,6 @@ impl ClientConnection {
         drop(movable);
         if let Some(version) = self.log_start(started) {
             self.serve_as(version, stream, service, None).await;
-        }
-    }
-
-    /// Waits for the TLS handshake. Returns `None` on an error, a timeout or a shutdown. An upgrade
-    /// does not interrupt the handshake, because the handshake cannot continue in another process.
-    async fn await_start<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> Option<T> {
-        let beginning = timeout(self.settings.timeouts.request_head, beginning);
-        tokio::select! {
-            biased;
-            started = beginning => self.log_start(started),
-            _ = self.connection.shutdown.reached(|stage| stage == Stage::Ending) => None,
         }
     }
 
@@ -129,7 +130,7 @@ impl ClientConnection {
         service: S,
         unread: Option<Vec<u8>>,
     ) where
-        T: AsyncRead + AsyncWrite + MaybePlaintext + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + MaybeMovable + Unpin + Send + 'static,
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
         B: Body + Unpin + 'static,
         B::Data: Send,

@@ -5,9 +5,6 @@ use std::task::{Context, Poll};
 
 use hyper::{Request, body::Incoming};
 use tidegate_identity::Entries;
-use tidegate_net::cert_identity;
-use tokio::net::TcpStream;
-use tokio_rustls::server::TlsStream;
 use tower_service::Service;
 
 /// The name of the entry that contains the client name.
@@ -21,11 +18,8 @@ pub(super) struct MtlsService<S> {
 }
 
 impl<S> MtlsService<S> {
-    /// Wraps `inner` for the requests on `stream`.
-    pub(super) fn new(stream: &TlsStream<TcpStream>, inner: S) -> Self {
-        // rustls returns only certificates that it has verified.
-        let certificates = stream.get_ref().1.peer_certificates();
-        let name = certificates.and_then(|chain| cert_identity(chain.first()?));
+    /// Wraps `inner` for the requests of the client `name`.
+    pub(super) fn new(name: Option<String>, inner: S) -> Self {
         let entries = name.map(|name| Entries::new().with(NAME, name));
         Self { inner, entries }
     }

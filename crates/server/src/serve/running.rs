@@ -46,7 +46,8 @@ struct OpenConnections {
     movable: usize,
     /// The connections of the proxy that cannot be handed over.
     proxied: usize,
-    /// All other connections that cannot be handed over.
+    /// All other connections that cannot be handed over. A connection whose TLS handshake is in
+    /// progress is handed over after it.
     others: usize,
 }
 
@@ -55,7 +56,8 @@ impl OpenConnections {
         let mut connections = Self::default();
         limiter.metrics().visit_listeners(|name, listener| {
             let movable = listener.movable();
-            let fixed = listener.open().saturating_sub(movable);
+            let later = movable + listener.handshaking();
+            let fixed = listener.open().saturating_sub(later);
             if name == "proxy" {
                 connections.proxied += fixed;
             } else {
@@ -437,7 +439,7 @@ impl ServerHandle {
         let drain = self.shutdown.drain;
         let stopped = async { while !matches!(signals.next().await, SignalAction::Stop) {} };
         tokio::select! {
-            _ = self.server.finish_handover(drain) => {}
+            () = self.server.finish_handover(drain) => {}
             () = stopped => {}
         }
         // The snapshot file belongs to the new process.

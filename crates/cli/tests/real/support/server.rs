@@ -43,12 +43,18 @@ impl Server {
         Self::start_command(scratch, config, command)
     }
 
-    /// Starts a server from another path of the program, with all listeners and these rules.
-    pub(crate) fn start_program(scratch: Scratch, program: &Path, rules: &str) -> Self {
+    /// Starts a server like [`Self::start_with`], from another path of the program.
+    pub(crate) fn start_program(
+        scratch: Scratch,
+        program: &Path,
+        config: &str,
+        variables: &[(&str, String)],
+    ) -> Self {
         let mut command = Command::new(program);
         command.args(["serve", "--config", "rules.yaml"]);
         command.env("NO_COLOR", "1").env_remove("TIDEGATE_LOG");
-        Self::start_command(scratch, &format!("{EVERY_LISTENER}{rules}"), command)
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        Self::start_command(scratch, config, command)
     }
 
     fn start_command(scratch: Scratch, config: &str, mut command: Command) -> Self {

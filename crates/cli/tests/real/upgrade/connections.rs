@@ -1,30 +1,26 @@
 //! Tests of the connections that are open during an upgrade.
 
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::{
-        Arc,
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::mpsc::{Receiver, Sender, channel},
     thread::spawn,
     time::Duration,
 };
 
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
-    crypto::ring::default_provider,
-    pki_types::{CertificateDer, pem::PemObject as _},
+use super::{
+    FIVE_AN_HOUR, NewProcess, PATIENT,
+    http2::Http2Client,
+    tls::{CHECK, TlsClient, assert_admitted, check, directory_with_certificates, tls_config},
+    upgrade, wait_for_new_process, wait_for_takeover,
 };
-
-use super::{FIVE_AN_HOUR, http2::Http2Client, upgrade, wait_for_takeover};
 use crate::{
     http_client::Client,
     servers::eventually,
-    support::{EVERY_LISTENER, Scratch, Server, authority, signed},
+    support::{EVERY_LISTENER, Scratch, Server},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The response of the gRPC health check: the service is serving.
 const SERVING: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
@@ -61,7 +57,7 @@ const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 /// Starts an upstream that responds to each request with `ok`. A request must have no body, or a
 /// body that ends with `}`.
-fn upstream() -> SocketAddr {
+pub(super) fn upstream() -> SocketAddr {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
     spawn(move || {
@@ -84,7 +80,7 @@ fn respond(mut stream: TcpStream) {
     }
 }
 
-fn proxy_in_front_of(upstream: SocketAddr) -> String {
+pub(super) fn proxy_in_front_of(upstream: SocketAddr) -> String {
     format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{upstream}'}}]}}\n"
     )
@@ -98,12 +94,10 @@ fn wait_for_old_process(server: &mut Server) {
 }
 
 /// A client of the SPOP listener.
-struct SpopClient(TcpStream);
+struct SpopClient<S>(S);
 
-impl SpopClient {
-    fn connect(address: SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+impl<S: Read + Write> SpopClient<S> {
+    fn on(stream: S) -> Self {
         let mut client = Self(stream);
         // HAPROXY-HELLO, with the version 2.0, frames of up to 16,380 bytes and no capability.
         let hello =
@@ -142,7 +136,9 @@ fn idle_connections_of_the_proxy_and_of_spop_and_admin_move() {
     let mut server = Server::start_in(Scratch::new(), &config);
     let mut proxy = Client::connect(server.proxy());
     let mut silent = Client::connect(server.proxy());
-    let mut spop = SpopClient::connect(server.spop());
+    let spop = TcpStream::connect(server.spop()).unwrap();
+    spop.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut spop = SpopClient::on(spop);
     let mut admin = Client::connect(server.admin);
     let get = |client: &mut Client, path: &str| client.ask("GET", path, &[], b"");
     assert_eq!(get(&mut proxy, "/").body, "ok");
@@ -178,138 +174,111 @@ fn an_http2_connection_ends_after_its_request() {
     assert_eq!(new.end_health_check(), SERVING);
 }
 
-/// A client of a listener with TLS.
-struct TlsClient {
-    stream: StreamOwned<ClientConnection, TcpStream>,
+fn start_with_tls(rules: &str) -> Server {
+    Server::start_in(directory_with_certificates(), &tls_config(rules))
 }
 
-impl TlsClient {
-    /// Connects without the handshake, which takes place when the client sends or receives.
-    fn connect(server: &Server, address: SocketAddr) -> Self {
-        let mut roots = RootCertStore::empty();
-        let authority = CertificateDer::from_pem_file(server.directory().join("ours.pem"));
-        roots.add(authority.unwrap()).unwrap();
-        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let name = "localhost".try_into().unwrap();
-        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
-        let socket = TcpStream::connect(address).unwrap();
-        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-        let stream = StreamOwned::new(connection, socket);
-        Self { stream }
-    }
-
-    fn send(&mut self, bytes: &str) {
-        self.stream.write_all(bytes.as_bytes()).unwrap();
-        self.stream.flush().unwrap();
-    }
-
-    /// Reads up to and including `end`.
-    fn read_until(&mut self, end: &str) -> String {
-        let mut received = Vec::new();
-        while !received.ends_with(end.as_bytes()) {
-            let mut byte = [0];
-            let read = self.stream.read(&mut byte).unwrap();
-            assert_eq!(read, 1, "{}", String::from_utf8_lossy(&received));
-            received.extend(byte);
-        }
-        String::from_utf8(received).unwrap()
-    }
-
-    /// Sends the first message of the handshake.
-    fn begin_handshake(&mut self) {
-        let StreamOwned { conn, sock } = &mut self.stream;
-        conn.write_tls(sock).unwrap();
-    }
-
-    fn read_until_closed(mut self) -> String {
-        let mut rest = String::new();
-        self.stream.read_to_string(&mut rest).unwrap();
-        rest
-    }
-}
-
-/// Starts a server whose HTTP listener and proxy have a certificate.
-fn start_with_tls() -> Server {
-    let scratch = Scratch::new();
-    authority(scratch.path(), "ours");
-    signed(scratch.path(), "ours", "server");
-    let tls = "tls: {certificate: server.pem, key: server.key}";
-    let http = format!("http: {{address: '127.0.0.1:0', {tls}}}");
-    let listen = EVERY_LISTENER.replace("http: '127.0.0.1:0'", &http);
-    let proxy = proxy_in_front_of(upstream()).replacen('{', &format!("{{{tls}, "), 1);
-    Server::start_in(scratch, &format!("{listen}{proxy}{FIVE_AN_HOUR}"))
-}
-
-const CHECK: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 27\r\n\r\n{\"entries\": {\"user\": \"u1\"}}";
-
+/// The new process decides the next request of each connection, and ends the connection with its
+/// response.
 #[test]
-fn a_connection_with_tls_ends_after_its_request() {
-    let mut server = start_with_tls();
-    let mut busy = TlsClient::connect(&server, server.http);
+fn a_connection_with_tls_ends_with_its_next_response() {
+    let mut server = start_with_tls(FIVE_AN_HOUR);
     let mut idle = TlsClient::connect(&server, server.http);
-    for client in [&mut busy, &mut idle] {
-        client.send(CHECK);
-        let response = client.read_until("}]}");
-        assert!(!response.contains("connection: close"), "{response}");
-    }
+    let mut silent = TlsClient::connect(&server, server.http);
+    let handshaking = TlsClient::connect(&server, server.http);
+    let mut busy = TlsClient::connect(&server, server.http);
+    let (response, closes) = check(&mut idle);
+    assert_admitted(&response, 4);
+    assert!(!closes, "{response}");
+    silent.end_handshake();
     let (begun, rest) = CHECK.split_at(CHECK.len() - 1);
     busy.send(begun);
-    server.signal("USR2");
-    // This connection is closed as soon as the handover begins.
-    idle.read_until_closed();
+    let new = begin_handover(&mut server);
     busy.send(rest);
-    let response = busy.read_until_closed();
-    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
-    assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
-    assert!(response.contains("\"remaining\":2"), "{response}");
-    let _new = wait_for_takeover(&mut server);
-    let mut new = TlsClient::connect(&server, server.http);
-    new.send(CHECK);
-    let response = new.read_until("}]}");
-    assert!(response.contains("\"remaining\":1"), "{response}");
+    assert_admitted(&busy.read_until("}]}"), 3);
+    wait_for_end_of_handover(&mut server);
+    for (remaining, mut client) in [(2, idle), (1, silent), (0, handshaking)] {
+        let (response, closes) = check(&mut client);
+        assert_admitted(&response, remaining);
+        assert!(closes, "{response}");
+        assert_eq!(client.read_until_closed(), "");
+    }
+    drop(busy);
+    wait_for_old_process(&mut server);
+    new.signal("TERM");
 }
 
-/// The old process finishes a handshake that is in progress, and serves one request on the
-/// connection.
+/// The client's certificate is known to the new process.
 #[test]
-fn a_tls_handshake_in_progress_is_finished() {
-    let mut server = start_with_tls();
-    let clients = [server.http, server.proxy()].map(|address| {
-        let mut client = TlsClient::connect(&server, address);
-        client.begin_handshake();
-        client
-    });
-    let mut closing = Http2Client::connect(server.grpc);
-    server.signal("USR2");
-    closing.wait_for_goaway();
-    for mut client in clients {
-        client.send("GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        let response = client.read_until_closed();
-        assert!(response.starts_with("HTTP/1.1 "), "{response}");
+fn a_connection_of_the_proxy_with_tls_keeps_its_client() {
+    let one_a_client =
+        "rules: [{name: api, key: [tls.client], limits: [1/h], algorithm: fixed_window}]\n";
+    let mut server = start_with_tls(one_a_client);
+    let get = |client: &mut TlsClient| {
+        client.send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        client.read_until("\r\n\r\n")
+    };
+    let mut idle = TlsClient::connect(&server, server.proxy());
+    let response = get(&mut idle);
+    assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+    idle.read_until("ok");
+    let handshaking = TlsClient::connect(&server, server.proxy());
+    let _new = upgrade(&mut server);
+    for mut client in [idle, handshaking] {
+        let response = get(&mut client);
+        assert!(response.starts_with("HTTP/1.1 429 "), "{response}");
         assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
     }
-    let _new = wait_for_takeover(&mut server);
 }
 
-/// Starts an upgrade, and returns when only connections that can be handed over are open. Fails if
-/// the state has already moved.
-fn begin_handover(server: &Server) {
-    let closing = Http2Client::connect(server.grpc);
+/// These protocols cannot announce the end of a connection, so the old process ends it.
+#[test]
+fn connections_of_redis_and_spop_with_tls_are_served_until_the_old_process_ends() {
+    let mut server = start_with_tls(FIVE_AN_HOUR);
+    let mut redis = TlsClient::connect(&server, server.resp);
+    redis.send("CLIENT SETNAME worker\r\nTIDEGATE.CHECK user u1\r\n");
+    redis.read_until("\r\n:5\r\n:4\r\n");
+    let mut handshaking = TlsClient::connect(&server, server.resp);
+    let spop = TlsClient::connect(&server, server.spop());
+    let _new = upgrade(&mut server);
+    redis.read_until("\r\n");
+    handshaking.send("TIDEGATE.CHECK user u1\r\n");
+    handshaking.read_until("\r\n:5\r\n:3\r\n");
+    let mut spop = SpopClient::on(spop.stream);
+    assert!(spop.check() && spop.check());
+    redis.send("CLIENT GETNAME\r\nTIDEGATE.CHECK user u1\r\n");
+    redis.read_until("$6\r\nworker\r\n");
+    redis.read_until("\r\n:5\r\n:0\r\n");
+    // The first process ends its drain early.
+    server.signal("TERM");
+    for client in [redis, handshaking] {
+        client.read_until_closed();
+    }
+    wait_for_old_process(&mut server);
+}
+
+/// The client learns that the connection ends, and its first request is served.
+#[test]
+fn an_http2_connection_with_tls_is_served_after_its_handshake() {
+    let mut server = start_with_tls(FIVE_AN_HOUR);
+    let handshaking = TlsClient::connect(&server, server.grpc);
+    let _new = upgrade(&mut server);
+    let mut client = Http2Client::begin(handshaking.stream);
+    client.begin_health_check();
+    assert_eq!(client.end_health_check(), SERVING);
+    client.wait_for_goaway();
+}
+
+/// Starts an upgrade. Returns when the old process hands over its connections and the state.
+fn begin_handover(server: &mut Server) -> NewProcess {
     server.signal("USR2");
-    closing.read_until_closed();
-    // The old process accepts no more connections. The new process accepts none until the state has
-    // moved.
-    let mut waiting = TcpStream::connect(server.http).unwrap();
-    let request = b"GET /nowhere HTTP/1.1\r\nhost: a\r\n\r\n";
-    waiting.write_all(request).unwrap();
-    let brief = Duration::from_millis(200);
-    waiting.set_read_timeout(Some(brief)).unwrap();
-    let served = waiting.read(&mut [0; 1]).map_err(|error| error.kind());
-    assert_eq!(served, Err(ErrorKind::WouldBlock), "the state has moved");
+    let new = wait_for_new_process(server);
+    server.wait_for(&["upgrade: handing over the connections and the state"]);
+    new
+}
+
+fn wait_for_end_of_handover(server: &mut Server) {
+    server.wait_for(&["this process has taken over from the old process"]);
 }
 
 /// The cost of the request is in its body, so the request is not decided before its body arrives.
@@ -319,17 +288,17 @@ const COST_IN_BODY: &str = "rules: [{name: api, key: [path], limits: [5/h], algo
 #[test]
 fn the_handover_waits_for_a_request_whose_cost_is_in_its_body() {
     let proxy = proxy_in_front_of(upstream());
-    let config = format!("{EVERY_LISTENER}{proxy}{COST_IN_BODY}");
+    let config = format!("{EVERY_LISTENER}{PATIENT}{proxy}{COST_IN_BODY}");
     let mut server = Server::start_in(Scratch::new(), &config);
     let mut undecided = Client::connect(server.proxy());
     undecided
         .send("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 8\r\n\r\n");
     undecided.read_until("HTTP/1.1 100 Continue\r\n\r\n");
-    begin_handover(&server);
+    let _new = begin_handover(&mut server);
     undecided.send("{\"n\": 2}");
     let response = undecided.read_answer(false);
     assert_eq!((response.status, &*response.body), (200, "ok"));
-    let _new = wait_for_takeover(&mut server);
+    wait_for_end_of_handover(&mut server);
 }
 
 /// An upstream that responds to its first request when it receives a message, and to all others at
@@ -372,7 +341,7 @@ const ONE_SLOT: &str =
 fn the_handover_waits_for_a_request_that_waits_for_a_slot() {
     let upstream = upstream_with_slow_response();
     let proxy = proxy_in_front_of(upstream.address);
-    let config = format!("{EVERY_LISTENER}{proxy}{ONE_SLOT}");
+    let config = format!("{EVERY_LISTENER}{PATIENT}{proxy}{ONE_SLOT}");
     let mut server = Server::start_in(Scratch::new(), &config);
     let request = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
     let mut in_progress = Client::connect(server.proxy());
@@ -386,11 +355,11 @@ fn the_handover_waits_for_a_request_that_waits_for_a_slot() {
             .contains("\ntidegate_waiting_requests 1\n")
             .then_some(())
     });
-    begin_handover(&server);
+    let _new = begin_handover(&mut server);
     upstream.may_respond.send(()).unwrap();
     for client in [&mut in_progress, &mut waiting] {
         let response = client.read_answer(false);
         assert_eq!((response.status, &*response.body), (200, "ok"));
     }
-    let _new = wait_for_takeover(&mut server);
+    wait_for_end_of_handover(&mut server);
 }

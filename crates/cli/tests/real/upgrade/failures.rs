@@ -9,10 +9,14 @@ use std::{
 
 use serde_json::json;
 
-use super::{FIVE_AN_HOUR, NewProcess, upgrade, wait_for_new_process};
+use super::{
+    FIVE_AN_HOUR, NewProcess, ServiceManager,
+    tls::{TlsClient, assert_admitted, check, directory_with_certificates, tls_config},
+    upgrade, wait_for_new_process,
+};
 use crate::{
     http_client::Client,
-    support::{Scratch, Server, tidegate, tool},
+    support::{EVERY_LISTENER, Scratch, Server, tidegate, tool},
 };
 
 /// A program that implements the protocol of an upgrade, and fails in the way that its variable
@@ -20,7 +24,7 @@ use crate::{
 const STAND_IN: &str = "
 import os, signal, socket, sys
 
-HELLO, LISTENER, START, PREPARED, FAILED, CONNECTION, STATE, END = range(1, 9)
+HELLO, LISTENER, START, PREPARED, FAILED, CONNECTION, STATE, END, RESTORED = range(1, 10)
 channel = socket.socket(fileno=0)
 
 def send(kind, body=b''):
@@ -54,6 +58,10 @@ if FAILURE == 'reports':
     send(FAILED, b'no more memory')
 elif FAILURE == 'ends':
     sys.exit(7)
+elif FAILURE == 'receives no commit':
+    # From now on, the old process cannot send.
+    channel.shutdown(socket.SHUT_RD)
+    send(RESTORED)
 signal.pause()
 ";
 
@@ -102,7 +110,8 @@ impl ReplaceableProgram {
 fn start() -> (Server, ReplaceableProgram) {
     let scratch = Scratch::new();
     let program = ReplaceableProgram::in_directory(&scratch);
-    let server = Server::start_program(scratch, program.path(), FIVE_AN_HOUR);
+    let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}");
+    let server = Server::start_program(scratch, program.path(), &config, &[]);
     (server, program)
 }
 
@@ -198,6 +207,55 @@ fn the_old_process_continues_if_the_new_one_ends() {
 #[test]
 fn the_old_process_continues_if_the_new_one_does_not_reply() {
     assert_failure_after_state("is silent", "the other process sent nothing for 10s");
+}
+
+/// The service manager must not watch a process that never serves.
+#[test]
+fn the_service_manager_keeps_the_old_process_if_the_commit_fails() {
+    let scratch = Scratch::new();
+    let manager = ServiceManager::in_directory(&scratch);
+    let program = ReplaceableProgram::in_directory(&scratch);
+    let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}");
+    let variables = [manager.variable()];
+    let mut server = Server::start_program(scratch, program.path(), &config, &variables);
+    assert_eq!(manager.receive(), "READY=1\n");
+    program.replace_by_stand_in("receives no commit");
+    server.signal("USR2");
+    server.wait_for(&[
+        "upgrade failed",
+        "Broken pipe",
+        "the new process was stopped",
+    ]);
+    assert_eq!(remaining(&server, "u1"), 4);
+    server.signal("TERM");
+    assert_eq!(manager.receive(), "STOPPING=1\n");
+}
+
+/// The old process relays the connections to itself. They can move again.
+#[test]
+fn connections_with_tls_are_served_after_a_failed_upgrade() {
+    let scratch = directory_with_certificates();
+    let program = ReplaceableProgram::in_directory(&scratch);
+    let config = tls_config(FIVE_AN_HOUR);
+    let mut server = Server::start_program(scratch, program.path(), &config, &[]);
+    let mut http = TlsClient::connect(&server, server.http);
+    assert_admitted(&check(&mut http).0, 4);
+    let mut redis = TlsClient::connect(&server, server.resp);
+    redis.end_handshake();
+    program.replace_by_stand_in("reports");
+    server.signal("USR2");
+    server.wait_for(&["upgrade failed, so this process continues to serve"]);
+    let (response, closes) = check(&mut http);
+    assert_admitted(&response, 3);
+    assert!(closes, "{response}");
+    assert_eq!(http.read_until_closed(), "");
+    let check = "TIDEGATE.CHECK user u1\r\n";
+    redis.send(check);
+    redis.read_until("\r\n:5\r\n:2\r\n");
+    program.restore();
+    let _new = upgrade(&mut server);
+    redis.send(check);
+    redis.read_until("\r\n:5\r\n:1\r\n");
 }
 
 #[test]

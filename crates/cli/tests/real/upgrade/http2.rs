@@ -1,7 +1,7 @@
 //! A client that writes and reads single HTTP/2 frames, to call a gRPC method without a message.
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{Read, Write},
     net::{SocketAddr, TcpStream},
     time::Duration,
 };
@@ -28,17 +28,27 @@ struct Frame {
     payload: Vec<u8>,
 }
 
-/// A connection to the gRPC listener, which has finished the handshake.
-pub(super) struct Http2Client {
-    stream: TcpStream,
+/// A connection to the gRPC listener.
+pub(super) struct Http2Client<S = TcpStream> {
+    stream: S,
     has_received_goaway: bool,
 }
 
 impl Http2Client {
+    /// Connects, and exchanges the settings.
     pub(super) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
+        let mut client = Self::begin(stream);
+        client.read_until(|frame| frame.kind == SETTINGS && frame.flags & ACK > 0);
+        client
+    }
+}
+
+impl<S: Read + Write> Http2Client<S> {
+    /// Sends the beginning of a connection, and does not wait for the settings of the server.
+    pub(super) fn begin(stream: S) -> Self {
         let mut client = Self {
             stream,
             has_received_goaway: false,
@@ -46,7 +56,6 @@ impl Http2Client {
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
         client.stream.write_all(preface).unwrap();
         client.send(SETTINGS, 0, 0, &[]);
-        client.read_until(|frame| frame.kind == SETTINGS && frame.flags & ACK > 0);
         client
     }
 

@@ -3,10 +3,12 @@
 mod connections;
 mod failures;
 mod http2;
+mod tls;
 
 use std::{
     net::TcpStream,
     os::unix::net::UnixDatagram,
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -17,6 +19,9 @@ use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, assert_script_passes,
 
 const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
+
+/// Requests in progress are decided before the state moves, however slow the machine is.
+const PATIENT: &str = "shutdown: {drain: 1min, handover: 1min}\n";
 
 /// The new process of an upgrade. It is stopped when the test ends.
 struct NewProcess(u32);
@@ -172,28 +177,46 @@ fn an_upgrade_applies_settings_that_need_a_restart() {
     });
 }
 
+/// A service manager, which receives the notifications of a server.
+struct ServiceManager {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl ServiceManager {
+    fn in_directory(scratch: &Scratch) -> Self {
+        let path = scratch.join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let timeout = Duration::from_secs(30);
+        socket.set_read_timeout(Some(timeout)).unwrap();
+        Self { socket, path }
+    }
+
+    /// Returns the environment variable that the server needs.
+    fn variable(&self) -> (&'static str, String) {
+        ("NOTIFY_SOCKET", self.path.display().to_string())
+    }
+
+    /// Returns the next notification.
+    fn receive(&self) -> String {
+        let mut buffer = [0; 4_096];
+        let length = self.socket.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    }
+}
+
 #[test]
 fn the_service_manager_learns_the_new_main_process() {
     let scratch = Scratch::new();
-    let path = scratch.join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
-    let received = || {
-        let mut buffer = [0; 4_096];
-        let length = socket.recv(&mut buffer).unwrap();
-        String::from_utf8_lossy(&buffer[..length]).into_owned()
-    };
-    let variable = ("NOTIFY_SOCKET", path.display().to_string());
+    let manager = ServiceManager::in_directory(&scratch);
     let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}");
-    let mut server = Server::start_with(scratch, &config, &[variable]);
-    assert_eq!(received(), "READY=1\n");
+    let mut server = Server::start_with(scratch, &config, &[manager.variable()]);
+    assert_eq!(manager.receive(), "READY=1\n");
     let new = upgrade(&mut server);
-    assert_eq!(received(), format!("MAINPID={}\n", new.0));
-    assert_eq!(received(), "READY=1\n");
+    assert_eq!(manager.receive(), format!("MAINPID={}\n", new.0));
+    assert_eq!(manager.receive(), "READY=1\n");
     new.signal("TERM");
-    assert_eq!(received(), "STOPPING=1\n");
+    assert_eq!(manager.receive(), "STOPPING=1\n");
 }
 
 /// Starts the program with a Unix socket as its standard input. The program `argv[1]` says who has

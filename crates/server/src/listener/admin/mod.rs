@@ -147,10 +147,13 @@ pub fn listen(
         async move {
             let peer = connection.peer.ip();
             let answer = |request| admin.answer(&access, request, peer);
-            let Some(tls) = tls else {
+            let Some(tls) = connection.handshake(tls.as_ref()) else {
                 return serve::serve(stream, &connection, answer).await;
             };
-            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+            if let Some(stream) = tls
+                .accept_in_time(stream, &connection, connection.bounds.request)
+                .await
+            {
                 serve::serve(stream, &connection, answer).await;
             }
         }

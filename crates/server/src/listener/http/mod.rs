@@ -130,10 +130,13 @@ pub fn listen(
         let tls = listener.tls.clone();
         async move {
             let (answer, close) = (|request| context.answer(request), &context.close);
-            let Some(tls) = tls else {
+            let Some(tls) = connection.handshake(tls.as_ref()) else {
                 return serve::serve_watched(stream, &connection, close, answer).await;
             };
-            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+            if let Some(stream) = tls
+                .accept_in_time(stream, &connection, connection.bounds.request)
+                .await
+            {
                 serve::serve_watched(stream, &connection, close, answer).await;
             }
         }

@@ -13,8 +13,8 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{
-    Connection, Http1End, Http1Lifetime, Http1State, MaybePlaintext, PeerClosed, Phase, Problem,
-    StateFormat, StreamTimeouts, TimedStream, WriteTimeout,
+    Connection, Http1End, Http1State, MaybeMovable, PeerClosed, Phase, Problem, StateFormat,
+    StreamTimeouts, TimedStream, WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -47,13 +47,13 @@ const MOVED: StateFormat = StateFormat {
 
 /// Serves one connection. Returns when the client has closed the connection and all responses are
 /// sent. During a shutdown, returns when the response to the current request is sent. During an
-/// upgrade, hands over a plaintext connection between two requests.
+/// upgrade, hands over the connection between two requests.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     connection: &Connection,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
-    S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin,
     F: Future<Output = Response<B>>,
     B: ResponseBody + 'static,
 {
@@ -67,7 +67,7 @@ pub(super) async fn serve_watched<S, F, B>(
     watch: &CloseWatch,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
-    S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin,
     F: Future<Output = Response<B>>,
     B: ResponseBody + 'static,
 {
@@ -98,9 +98,9 @@ pub(super) async fn serve_watched<S, F, B>(
             Ok::<_, Infallible>(answer)
         })
     });
-    let lifetime = connection.shutdown.http1_lifetime(movable.as_ref());
     let mut serving = http1::Builder::new()
-        .keep_alive(lifetime == Http1Lifetime::Persistent)
+        // A relayed connection ends after its next response.
+        .keep_alive(connection.handover.relayed.is_none())
         // hyper's own timeout is off, because `TimedStream` enforces the timeouts.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
@@ -121,7 +121,6 @@ pub(super) async fn serve_watched<S, F, B>(
         phase: &phase,
         activity: &connection.activity,
         movable: movable.as_ref(),
-        lifetime,
     };
     let ended = connection.shutdown.serve_http1(&mut serving, state).await;
     match (ended, movable) {

@@ -126,10 +126,13 @@ pub fn listen_guarded(
             .guarded_by(&authenticator, &username)
             .listing_keys(top);
         async move {
-            let Some(tls) = tls else {
+            let Some(tls) = connection.handshake(tls.as_ref()) else {
                 return connection::serve(session, stream, connection, limiter).await;
             };
-            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+            if let Some(stream) = tls
+                .accept_in_time(stream, &connection, connection.bounds.request)
+                .await
+            {
                 connection::serve(session, stream, connection, limiter).await;
             }
         }

@@ -11,7 +11,7 @@ use std::{
 
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
-    Connection, MaybePlaintext, MovableConnection, Stage, StreamTimeouts, TimedStream, WriteTimeout,
+    Connection, MaybeMovable, MovableConnection, Stage, StreamTimeouts, TimedStream, WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
@@ -37,7 +37,7 @@ pub(super) async fn serve<S>(
     mut connection: Connection,
     limiter: &ServerLimiter,
 ) where
-    S: AsyncRead + AsyncWrite + MaybePlaintext + Unpin,
+    S: AsyncRead + AsyncWrite + MaybeMovable + Unpin,
 {
     let bounds = connection.bounds;
     let timeouts = StreamTimeouts {

@@ -276,11 +276,12 @@ fn passed_listener(message: Message) -> Result<PassedListener, ChannelError> {
 
 /// Returns the connection in `message`; `None` if it cannot be used.
 fn moved(message: Message) -> Option<MovedConnection> {
-    let (listener, state) = connection_body::decode(&message.body)?;
+    let body = connection_body::decode(&message.body)?;
     Some(MovedConnection {
-        listener,
+        listener: body.listener,
         socket: TcpStream::from(message.socket?),
-        state: state.to_vec(),
+        relayed: body.relayed,
+        state: body.state.to_vec(),
     })
 }
 

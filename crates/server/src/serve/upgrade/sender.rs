@@ -347,7 +347,7 @@ impl NewProcess {
 }
 
 fn send_connection(channel: &Channel, connection: &MovedConnection) -> io::Result<()> {
-    let head = connection_body::encode(connection.listener);
+    let head = connection_body::encode_head(connection);
     let body = [&head[..], &connection.state];
     channel.send(Kind::Connection, &body, Some(connection.socket.as_fd()))
 }

@@ -20,7 +20,7 @@ use std::{
 
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
-    Connection, MaybePlaintext, MovableConnection, PeerClosed, Stage, StreamTimeouts, TimedStream,
+    Connection, MaybeMovable, MovableConnection, PeerClosed, Stage, StreamTimeouts, TimedStream,
     WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -58,7 +58,7 @@ pub(super) async fn serve<S>(
     mut connection: Connection,
     limiter: Arc<ServerLimiter>,
 ) where
-    S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin,
 {
     let resumed = connection.handover.resumed.take();
     let mut client = Client::new(session, stream, connection, limiter);
@@ -118,7 +118,7 @@ impl From<io::Error> for ConnectionClosed {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin> Client<S> {
+impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
     fn new(
         session: Session,
         stream: S,

@@ -341,7 +341,7 @@ impl AsyncWrite for Flood {
     }
 }
 
-impl MaybePlaintext for Flood {}
+impl MaybeMovable for Flood {}
 
 impl PeerClosed for Flood {
     fn poll_peer_closed(&self, _: &mut Context<'_>) -> Poll<()> {
