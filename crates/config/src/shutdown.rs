@@ -9,8 +9,11 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The maximum of each duration.
+/// The maximum of `pre_stop_delay` and of `drain`.
 const LONGEST: Span = Span::from_secs(3_600);
+
+/// The maximum of `handover`. During this time, requests wait, and the server handles no signal.
+const LONGEST_HANDOVER: Span = Span::from_secs(60);
 
 /// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +25,7 @@ pub struct ShutdownConfig {
     /// 1 ms to an hour; default 10 s.
     pub drain: Duration,
     /// `shutdown.handover`: the time that requests in progress have to be decided before a new
-    /// process takes over the memory store in an upgrade, 1 ms to an hour; default 1 s. First,
+    /// process takes over the memory store in an upgrade, 1 ms to a minute; default 1 s. First,
     /// HTTP/2 connections have this time to close, and only new connections wait. Then all requests
     /// have this time, and further requests wait.
     pub handover: Duration,
@@ -50,23 +53,23 @@ pub(super) fn shutdown(file: &Fields<'_>, report: &mut Report) -> ShutdownConfig
         && delay.scalar() != Some("off")
     {
         let what = "a duration such as 5s, or off";
-        shutdown.pre_stop_delay = time(delay, what, report).unwrap_or_default();
+        shutdown.pre_stop_delay = time(delay, what, LONGEST, report).unwrap_or_default();
     }
-    for (name, example, setting) in [
-        ("drain", "a duration such as 10s", &mut shutdown.drain),
-        ("handover", "a duration such as 1s", &mut shutdown.handover),
-    ] {
-        if let Some(value) = fields.get(name) {
-            *setting = time(value, example, report).unwrap_or(*setting);
-        }
+    if let Some(value) = fields.get("drain") {
+        let drain = time(value, "a duration such as 10s", LONGEST, report);
+        shutdown.drain = drain.unwrap_or(shutdown.drain);
+    }
+    if let Some(value) = fields.get("handover") {
+        let handover = time(value, "a duration such as 1s", LONGEST_HANDOVER, report);
+        shutdown.handover = handover.unwrap_or(shutdown.handover);
     }
     shutdown
 }
 
-fn time(value: &Value<'_>, what: &str, report: &mut Report) -> Option<Duration> {
+fn time(value: &Value<'_>, what: &str, longest: Span, report: &mut Report) -> Option<Duration> {
     let span = value.parsed(report, what, notation::span)?;
-    if span < Span::from_millis(1) || span > LONGEST {
-        value.wrong(report, "must be 1ms to 1h");
+    if span < Span::from_millis(1) || span > longest {
+        value.wrong(report, format!("must be 1ms to {longest}"));
         return None;
     }
     Some(Duration::from_micros(span.as_micros()))

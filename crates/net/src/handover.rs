@@ -144,33 +144,32 @@ impl MovableConnection {
         let Some(stream) = stream.into_movable() else {
             return;
         };
-        match self.socket_of(stream) {
+        let moving = match stream {
+            // The socket may itself lead to a process that relays the connection.
+            MovableStream::Plaintext(stream) => {
+                stream.into_std().map(|socket| (socket, self.relayed))
+            }
+            MovableStream::Tls(stream) => RelayedClient::of(&stream).and_then(|client| {
+                let relays = &self.listener.relays;
+                let socket = relay::start(*stream, self.shutdown.clone(), relays)?;
+                Ok((socket, Some(client)))
+            }),
+        };
+        match moving {
             Ok((socket, relayed)) => self.shutdown.sink().give(MovedConnection {
                 listener,
                 socket,
                 relayed,
                 state,
             }),
-            Err(error) => {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
                 tracing::debug!(%listener, %error, "connection lost before it was handed over");
             }
-        }
-    }
-
-    /// Returns the socket that another process needs to serve `stream`.
-    fn socket_of(
-        &self,
-        stream: MovableStream,
-    ) -> io::Result<(std::net::TcpStream, Option<RelayedClient>)> {
-        match stream {
-            // The socket may itself lead to a process that relays the connection.
-            MovableStream::Plaintext(stream) => Ok((stream.into_std()?, self.relayed.clone())),
-            MovableStream::Tls(stream) => {
-                let client = RelayedClient::of(&stream)?;
-                let shutdown = self.shutdown.clone();
-                let socket = relay::start(*stream, shutdown, &self.listener.relays)?;
-                Ok((socket, Some(client)))
-            }
+            // For example, the process has too many open files.
+            Err(error) => tracing::warn!(
+                %listener, %error,
+                "connection closed, because it could not be handed over to the new process"
+            ),
         }
     }
 }

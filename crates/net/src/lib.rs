@@ -156,9 +156,9 @@ impl Connection {
         tls.map(|tls| &**tls)
     }
 
-    /// Waits until the connection must finish its requests and close. Returns immediately if it must
-    /// do so already.
-    pub async fn must_close(&self) {
+    /// Waits until a connection that cannot be handed over must finish its requests and close.
+    /// Returns immediately if it must do so already.
+    pub async fn closing_begun(&self) {
         // The process that relays the connection ends soon.
         if self.handover.relayed.is_none() {
             self.shutdown.begun().await;

@@ -254,8 +254,7 @@ where
         };
         let handler = Arc::clone(&self.handler);
         self.workers[worker].spawn(move || async move {
-            let is_relayed = connection.handover.relayed.is_some();
-            match register(stream, is_relayed) {
+            match register(stream, connection.handover.relayed.as_ref()) {
                 Ok(stream) => registration.serve(handler(stream, connection)).await,
                 Err(error) => {
                     tracing::debug!(%error, %peer, "connection lost before it was served")
@@ -330,9 +329,9 @@ where
 /// small, and Nagle's algorithm would delay a second small write until the client has acknowledged
 /// the first one, which can take 40 ms. The socket of a relayed connection is a Unix socket, which
 /// sends small writes at once.
-fn register(stream: std::net::TcpStream, is_relayed: bool) -> io::Result<TcpStream> {
+fn register(stream: std::net::TcpStream, relayed: Option<&RelayedClient>) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
-    if !is_relayed {
+    if relayed.is_none() {
         stream.set_nodelay(true)?;
     }
     Ok(stream)

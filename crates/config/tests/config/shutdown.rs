@@ -30,14 +30,14 @@ fn times_are_read_and_bounded() {
     assert_eq!(shutdown.drain, Duration::from_secs(3_600));
     assert_eq!(shutdown.handover, Duration::from_millis(5));
     let mistakes =
-        Config::parse("shutdown: {pre_stop_delay: soon, drain: 61min, drane: 1s, handover: 0s}")
+        Config::parse("shutdown: {pre_stop_delay: soon, drain: 61min, drane: 1s, handover: 61s}")
             .unwrap_err();
     let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
     let expected = [
         "shutdown.drane (line 1): unknown key `drane`; expected one of pre_stop_delay, drain, handover",
         "shutdown.pre_stop_delay (line 1): expected a duration",
         "shutdown.drain (line 1): must be 1ms to 1h",
-        "shutdown.handover (line 1): must be 1ms to 1h",
+        "shutdown.handover (line 1): must be 1ms to 1min",
     ];
     for (mistake, expected) in mistakes.iter().zip(expected) {
         assert!(mistake.starts_with(expected), "{mistakes:?}");

@@ -195,6 +195,8 @@ fn a_shutdown_disconnects_a_client_after_its_answers_in_the_middle_of_a_frame() 
     // The answer shows that the listener has also read the beginning of the next frame.
     client.send(&[&request, start].concat());
     assert_eq!(client.frame().unwrap().ids, (1, 1));
+    // The only worker serves another client when this connection waits for the rest of the frame.
+    let _other = listener.connect_and_handshake();
     let server = listener.server;
     let signal = server.shutdown_signal();
     let stopping = std::thread::spawn(move || {

@@ -40,7 +40,7 @@ use rustix::{
 use tidegate_net::MAX_STATE_BYTES;
 
 /// The version of the messages. A process refuses messages of another version.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The maximum length of the body of a small message.
 const MAX_SMALL_BYTES: usize = 64 << 10;

@@ -24,8 +24,7 @@ use super::{
     connection_body,
 };
 
-/// The maximum time without a message from the old process. It includes the time that the old
-/// process waits for its requests to finish.
+/// The maximum time without a message from the old process, except while it waits for its requests.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The maximum number of listening sockets.
@@ -175,10 +174,13 @@ impl Takeover {
     ///
     /// [`TakeoverError`] if the old process continues to serve. This process must then exit.
     pub(in crate::serve) fn finish(
-        self,
+        mut self,
         server: &Server,
         limiter: &ServerLimiter,
     ) -> Result<(), TakeoverError> {
+        // The old process waits for its requests for as long as its `shutdown.handover` says. If it
+        // ends, the channel is closed.
+        self.channel.set_timeout(None)?;
         self.channel.send(Kind::Prepared, &[], None)?;
         limiter.begin_taking_state();
         let (mut connections, mut keys) = (Vec::new(), 0);
@@ -207,6 +209,7 @@ impl Takeover {
                     keep_adopting(&mut channel, &adopter);
                 }
             })?;
+        self.channel.set_timeout(Some(MESSAGE_TIMEOUT))?;
         self.channel.send(Kind::Restored, &[], None)?;
         match self.channel.receive()?.kind {
             Kind::Commit => {}
@@ -359,6 +362,12 @@ mod tests {
         (kind, body.to_vec())
     }
 
+    fn limiter() -> ServerLimiter {
+        let store = MemoryStore::new(MemoryBounds::default());
+        let rules = Config::parse("").unwrap().rules;
+        ServerLimiter::new(rules, store, Clock::real())
+    }
+
     // In these tests, the process itself has created the sockets.
     fn own() -> Option<Pid> {
         Some(getpid())
@@ -406,16 +415,38 @@ mod tests {
         let taken = Takeover::from_socket(ours.into(), own()).unwrap();
         let reporter = taken.reporter();
         let server = Server::start_waiting(1).unwrap();
-        let store = MemoryStore::new(MemoryBounds::default());
-        let rules = Config::parse("").unwrap().rules;
-        let limiter = ServerLimiter::new(rules, store, Clock::real());
-        taken.finish(&server, &limiter).unwrap();
+        taken.finish(&server, &limiter()).unwrap();
         for kind in [Kind::Prepared, Kind::Restored] {
             assert_eq!(old.receive().unwrap().kind, kind);
         }
         theirs.shutdown(Shutdown::Write).unwrap();
         assert!(matches!(old.receive(), Err(ChannelError::Closed)));
         reporter.fail("this report has no effect");
+    }
+
+    /// The old process chooses how long it waits for its requests.
+    #[test]
+    fn the_state_of_the_old_process_may_take_any_time() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let old = Channel::new(theirs, MESSAGE_TIMEOUT).unwrap();
+        let (kind, body) = hello(VERSION);
+        old.send(kind, &[&body], None).unwrap();
+        old.send(Kind::Start, &[], None).unwrap();
+        let socket = ours.try_clone().unwrap();
+        let taken = Takeover::from_socket(ours.into(), own()).unwrap();
+        assert_eq!(socket.read_timeout().unwrap(), Some(MESSAGE_TIMEOUT));
+        let taking = std::thread::spawn(move || {
+            let server = Server::start_waiting(1).unwrap();
+            taken.finish(&server, &limiter()).unwrap();
+        });
+        assert_eq!(old.receive().unwrap().kind, Kind::Prepared);
+        assert_eq!(socket.read_timeout().unwrap(), None);
+        old.send(Kind::End, &[], None).unwrap();
+        assert_eq!(old.receive().unwrap().kind, Kind::Restored);
+        assert_eq!(socket.read_timeout().unwrap(), Some(MESSAGE_TIMEOUT));
+        drop(socket);
+        old.send(Kind::Commit, &[], None).unwrap();
+        taking.join().unwrap();
     }
 
     #[test]
@@ -425,7 +456,7 @@ mod tests {
         for (messages, said) in [
             (
                 vec![hello(VERSION + 8)],
-                "uses version 9 of the upgrade protocol",
+                "uses version 10 of the upgrade protocol",
             ),
             (vec![message(Kind::Hello, b"\x01\0\0")], "it has no version"),
             (vec![message(Kind::Start, b"")], "an unexpected message"),
