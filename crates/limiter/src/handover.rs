@@ -36,6 +36,13 @@ const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
 /// The function that sends a record: its tag and its bytes.
 pub type SendState<'f> = dyn FnMut(u8, &[u8]) -> io::Result<()> + 'f;
 
+/// Returns whether a record is a part of the memory store. Several threads can take such records at
+/// the same time.
+#[must_use]
+pub const fn is_store_part(tag: u8) -> bool {
+    tag == STORE_PART
+}
+
 /// The reason why the state of another process cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -46,7 +46,7 @@ use tracing::Instrument as _;
 pub use self::{
     build_cache::BuildCache,
     explain::{ExplainError, ExplainedCharge, Explanation},
-    handover::{HandoverError, SendState},
+    handover::{HandoverError, SendState, is_store_part},
     listing::{KeyListing, ListError},
     overrides::{DESCRIPTOR_RULE_PREFIX, DescriptorRules},
     record::RequestRecorder,

@@ -73,13 +73,19 @@ fn two_upgrades_with_redis_lose_no_request_and_no_charge() {
     load(&["--redis"]);
 }
 
+/// A TLS handshake for each new connection takes time, so the rate is lower.
+#[test]
+fn two_upgrades_with_tls_lose_no_request_and_no_charge() {
+    load(&["--tls", "--rate", "500"]);
+}
+
 /// Runs `scripts/upgrade/run` briefly. On a busy machine, the requests may not exhaust the limits,
 /// so it is sufficient if some requests are admitted. The quota must be exhausted exactly.
-fn load(store: &[&str]) {
+fn load(more: &[&str]) {
     let mut options: Vec<&str> = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200 --least 1"
         .split(' ')
         .collect();
-    options.extend(store);
+    options.extend(more);
     assert_script_passes("scripts/upgrade/run", &options);
 }
 

@@ -8,7 +8,11 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    panic::resume_unwind,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Receiver, SyncSender},
+    },
     time::Duration,
 };
 
@@ -16,7 +20,7 @@ use rustix::{
     net::{AddressFamily, SocketType, sockopt},
     process::{Pid, geteuid, getppid},
 };
-use tidegate_limiter::{HandoverError, ServerLimiter, metrics::UpgradeResult};
+use tidegate_limiter::{HandoverError, ServerLimiter, is_store_part, metrics::UpgradeResult};
 use tidegate_net::{AdoptError, Adopter, MovedConnection, Server};
 
 use super::{
@@ -26,6 +30,9 @@ use super::{
 
 /// The maximum time without a message from the old process, except while it waits for its requests.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The maximum number of parts of the memory store that wait for a thread that restores them.
+const MAX_WAITING_PARTS: usize = 4;
 
 /// The maximum number of listening sockets.
 const MAX_LISTENERS: usize = 16;
@@ -183,22 +190,7 @@ impl Takeover {
         self.channel.set_timeout(None)?;
         self.channel.send(Kind::Prepared, &[], None)?;
         limiter.begin_taking_state();
-        let (mut connections, mut keys) = (Vec::new(), 0);
-        loop {
-            let message = self.channel.receive()?;
-            match message.kind {
-                Kind::Connection => connections.extend(moved(message)),
-                Kind::State => {
-                    let (tag, record) = message
-                        .body
-                        .split_first()
-                        .ok_or(ChannelError::NotAMessage("it has no record"))?;
-                    keys += limiter.take_state(*tag, record)?;
-                }
-                Kind::End => break,
-                other => return Err(ChannelError::Unexpected(other as u8).into()),
-            }
-        }
+        let (connections, keys) = self.receive_state(limiter)?;
         limiter.end_taking_state()?;
         // After the commit, the old process no longer serves, so nothing may fail any more.
         let (start_adopting, starts) = mpsc::channel::<(Channel, Adopter)>();
@@ -232,6 +224,81 @@ impl Takeover {
         let _ = start_adopting.send((self.channel, adopter));
         Ok(())
     }
+
+    /// Receives the connections and the state. Returns the connections, and the number of keys in the
+    /// state.
+    ///
+    /// Requests wait meanwhile, and to restore a part of the memory store takes longer than to
+    /// receive it. Therefore several threads restore the parts.
+    fn receive_state(
+        &self,
+        limiter: &ServerLimiter,
+    ) -> Result<(Vec<MovedConnection>, usize), TakeoverError> {
+        let (parts, received) = mpsc::sync_channel(MAX_WAITING_PARTS);
+        let received = Mutex::new(received);
+        std::thread::scope(|scope| {
+            // The threads end when `parts` is dropped.
+            let parts = parts;
+            let restore = || restore_parts(limiter, &received);
+            let threads = (0..Server::default_workers())
+                .map(|_| std::thread::Builder::new().spawn_scoped(scope, restore))
+                .collect::<io::Result<Vec<_>>>()?;
+            let connections = self.receive_until_end(limiter, &parts)?;
+            drop(parts);
+            let mut keys = 0;
+            for thread in threads {
+                keys += thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            }
+            Ok((connections, keys))
+        })
+    }
+
+    /// Receives the connections and the state. Passes the parts of the memory store to `parts`.
+    fn receive_until_end(
+        &self,
+        limiter: &ServerLimiter,
+        parts: &SyncSender<Vec<u8>>,
+    ) -> Result<Vec<MovedConnection>, TakeoverError> {
+        let mut connections = Vec::new();
+        loop {
+            let message = self.channel.receive()?;
+            match message.kind {
+                Kind::Connection => connections.extend(moved(message)),
+                Kind::State => match message.body.split_first() {
+                    Some((tag, _)) if is_store_part(*tag) => {
+                        // The threads receive until the sender is dropped.
+                        let _ = parts.send(message.body);
+                    }
+                    Some((tag, record)) => drop(limiter.take_state(*tag, record)?),
+                    None => return Err(ChannelError::NotAMessage("it has no record").into()),
+                },
+                Kind::End => return Ok(connections),
+                other => return Err(ChannelError::Unexpected(other as u8).into()),
+            }
+        }
+    }
+}
+
+/// Restores the received parts of the memory store. Returns the number of keys in them.
+fn restore_parts(
+    limiter: &ServerLimiter,
+    received: &Mutex<Receiver<Vec<u8>>>,
+) -> Result<usize, HandoverError> {
+    let next = || {
+        let received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.recv().ok()
+    };
+    let mut restored = Ok(0);
+    // After an error, further parts are dropped, so that the sender does not wait.
+    while let Some(part) = next() {
+        if let (Ok(keys), Some((tag, record))) = (&mut restored, part.split_first()) {
+            match limiter.take_state(*tag, record) {
+                Ok(more) => *keys += more,
+                Err(error) => restored = Err(error),
+            }
+        }
+    }
+    restored
 }
 
 fn receive_listeners(channel: &Channel) -> Result<Vec<PassedListener>, TakeoverError> {
@@ -447,6 +514,29 @@ mod tests {
         drop(socket);
         old.send(Kind::Commit, &[], None).unwrap();
         taking.join().unwrap();
+    }
+
+    /// There are more parts than wait for a thread.
+    #[test]
+    fn invalid_parts_of_the_memory_store_are_refused() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let old = Channel::new(theirs, MESSAGE_TIMEOUT).unwrap();
+        let (kind, body) = hello(VERSION);
+        old.send(kind, &[&body], None).unwrap();
+        old.send(Kind::Start, &[], None).unwrap();
+        let invalid_part = [1, 9];
+        assert!(is_store_part(invalid_part[0]));
+        for _ in 0..MAX_WAITING_PARTS + 100 {
+            old.send(Kind::State, &[&invalid_part], None).unwrap();
+        }
+        old.send(Kind::End, &[], None).unwrap();
+        let taken = Takeover::from_socket(ours.into(), own()).unwrap();
+        let server = Server::start_waiting(1).unwrap();
+        let error = taken.finish(&server, &limiter()).unwrap_err().to_string();
+        assert!(
+            error.contains("the snapshot is invalid from byte 0 on"),
+            "{error}"
+        );
     }
 
     #[test]
