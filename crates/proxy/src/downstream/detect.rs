@@ -17,8 +17,9 @@ pub(super) enum Version {
 /// The first bytes of the HTTP/2 connection preface. No HTTP/1 request begins with these bytes.
 const PREFACE: &[u8] = b"PRI ";
 
-/// Detects the protocol of a plaintext connection. Peeks at the first bytes without consuming them.
-/// A client sends the HTTP/2 preface in one packet, so a shorter read is treated as HTTP/1.
+/// Detects the protocol of a plaintext or relayed connection. Peeks at the first bytes without
+/// consuming them. A client sends the HTTP/2 preface in one packet, so a shorter read is treated as
+/// HTTP/1.
 pub(super) async fn peek(stream: &TcpStream) -> io::Result<Version> {
     let mut first = [0; PREFACE.len()];
     let read = stream.peek(&mut first).await?;

@@ -80,7 +80,7 @@ impl ClientConnection {
             .await;
     }
 
-    /// Serves a connection without TLS, from which nothing has been read.
+    /// Serves a plaintext or relayed connection, from which nothing has been read.
     async fn detect<S, B>(self, stream: TcpStream, service: S)
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
