@@ -1,10 +1,10 @@
 //! Hands over open connections to another process of the same server.
 //!
-//! The socket of a plaintext connection moves. The keys of a TLS session cannot leave their process,
-//! so this process relays a TLS connection to the other process (`relay`). The protocol code decides
-//! when a connection can move, and describes its state in bytes: for HTTP, the bytes of the next
-//! request that have been read already. The code of the same protocol in the other process continues
-//! with this state.
+//! The socket of a plaintext connection moves. The keys of a TLS session cannot leave their
+//! process, so this process relays a TLS connection to the other process (`relay`). The protocol
+//! code decides when a connection can move, and describes its state in bytes: for HTTP, the bytes of
+//! the next request that have been read already. The code of the same protocol in the other process
+//! continues with this state.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -49,7 +49,8 @@ pub enum MovableStream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A stream that may be of a type that can be handed over to another process. By default, it is not.
+/// A stream that may be of a type that can be handed over to another process. By default, it is
+/// not.
 pub trait MaybeMovable: Sized {
     /// Whether streams of this type can be handed over.
     const IS_MOVABLE: bool = false;

@@ -17,8 +17,8 @@ use super::{
     worker::{Jobs, Tasks, Worker},
 };
 
-/// How long relayed connections may take to end in a shutdown. The process to which they are relayed
-/// closes idle connections at once.
+/// How long relayed connections may take to end in a shutdown. The process to which they are
+/// relayed closes idle connections at once.
 const RELAY_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Worker threads and their listeners. Dropping the server aborts all connections;

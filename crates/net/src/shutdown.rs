@@ -22,9 +22,9 @@ use tokio::sync::Notify;
 
 use super::moved::Sink;
 
-/// A shutdown signal, shared by all clones. A shutdown is first announced and begins
-/// later. It cannot be cancelled. An upgrade to another process goes through more stages ([`Stage`]), and can be
-/// cancelled.
+/// A shutdown signal, shared by all clones. A shutdown is first announced and begins later. It
+/// cannot be cancelled. An upgrade to another process goes through more stages ([`Stage`]), and can
+/// be cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 

@@ -27,8 +27,8 @@ pub(super) struct TlsClient {
 }
 
 impl TlsClient {
-    /// Connects, and begins the handshake: the server has sent its part. The handshake ends when the
-    /// client sends or receives.
+    /// Connects, and begins the handshake: the server has sent its part. The handshake ends when
+    /// the client sends or receives.
     pub(super) fn connect(server: &Server, address: SocketAddr) -> Self {
         let file = |name: &str| server.directory().join(name);
         let mut roots = RootCertStore::empty();
@@ -97,8 +97,8 @@ pub(super) fn directory_with_certificates() -> Scratch {
     scratch
 }
 
-/// Returns a configuration in which every listener has a certificate, except the admin listener. The
-/// proxy also requires a certificate of its clients.
+/// Returns a configuration in which every listener has a certificate, except the admin listener.
+/// The proxy also requires a certificate of its clients.
 pub(super) fn tls_config(rules: &str) -> String {
     let tls = "certificate: server.pem, key: server.key";
     let listener = |name: &str| format!("{name}: {{address: '127.0.0.1:0', tls: {{{tls}}}}}");

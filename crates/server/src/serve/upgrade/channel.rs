@@ -45,8 +45,8 @@ pub(super) const VERSION: u32 = 2;
 /// The maximum length of the body of a small message.
 const MAX_SMALL_BYTES: usize = 64 << 10;
 
-/// The maximum length of a record of the state: a part of the memory store, of which there are up to
-/// 256.
+/// The maximum length of a record of the state: a part of the memory store, of which there are up
+/// to 256.
 const MAX_RECORD_BYTES: usize = 1 << 30;
 
 const MAGIC: [u8; 2] = *b"Tg";

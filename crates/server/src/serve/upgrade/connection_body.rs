@@ -4,9 +4,9 @@
 //! | address of the listener | address of the client | name of the client | state of the protocol |
 //! ```
 //!
-//! The first three parts are text, each after its length (4 bytes, little-endian). The second and the
-//! third part are empty unless the connection is relayed. The third part is also empty if the client
-//! has no certificate.
+//! The first three parts are text, each after its length (4 bytes, little-endian). The second and
+//! the third part are empty unless the connection is relayed. The third part is also empty if the
+//! client has no certificate.
 
 use std::net::SocketAddr;
 

@@ -225,8 +225,8 @@ impl Takeover {
         Ok(())
     }
 
-    /// Receives the connections and the state. Returns the connections, and the number of keys in the
-    /// state.
+    /// Receives the connections and the state. Returns the connections, and the number of keys in
+    /// the state.
     ///
     /// Requests wait meanwhile, and to restore a part of the memory store takes longer than to
     /// receive it. Therefore several threads restore the parts.
