@@ -76,11 +76,16 @@ impl ServerLimiter {
     ) -> Result<bool, StoreError> {
         let note = note.into();
         let Some(redis_store) = self.redis_store() else {
-            return Ok(self.local_store().block(key, span, note, self.now()));
+            let is_blocked = self.local_store().block(key, span, note, self.now());
+            self.waiters.wake(key);
+            return Ok(is_blocked);
         };
         if !redis_store.store().block(key, span, note).await? {
             return Ok(false);
         }
+        // A denial removes the first request from the queue, and the next request is decided. The
+        // other servers notice the block when the first request in their queue polls Redis.
+        self.waiters.wake(key);
         // Blocks are listed from Redis, so the local copy does not need the rule's name.
         if !redis_store.block_locally(key, span, note.reason, self.now()) {
             tracing::warn!(

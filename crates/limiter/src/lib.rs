@@ -278,8 +278,9 @@ impl ServerLimiter {
         &self.clock
     }
 
-    /// Returns the active rules. A request uses one rule set from start to finish, even across a
-    /// reload.
+    /// Returns the active rules. A decision uses one rule set from start to finish, even across a
+    /// reload. A request that waits for a concurrency slot is decided under the rules that are
+    /// active when its turn comes.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
         self.rules.load_full()

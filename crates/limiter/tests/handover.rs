@@ -7,9 +7,12 @@ use tidegate::{Clock, rate_limiter::SlotTurn};
 use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{
     Cost, EntryBlock, EntryBlockTarget, MemoryBounds, MemoryStore, Request, RetryAfter, Scratch,
-    Span, Timestamp,
+    Span, Timestamp, Verdict,
 };
-use tidegate_limiter::{HandoverError, ServerLimiter, reservations::Reservations};
+use tidegate_limiter::{
+    HandoverError, ServerLimiter,
+    reservations::{Reservation, Reservations},
+};
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 const HOUR: Span = Span::from_secs(3_600);
@@ -28,12 +31,14 @@ fn reserve(limiter: &ServerLimiter, cost: u64) -> Result<String, RetryAfter> {
     let request = Request::new(&[], Cost::new(cost).unwrap()).unwrap();
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
     let turn = SlotTurn::at_once();
-    let reserved = limiter.reserve(&rules, &mut scratch, &request, HOUR, turn);
-    let (verdict, reservation) = reserved.now_or_never().unwrap().unwrap();
-    let retry_after = verdict.leading().unwrap().outcome.retry_after;
-    reservation
-        .map(|reservation| reservation.token)
-        .ok_or(retry_after)
+    let finish = |_: &_, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
+        let retry_after = verdict.leading().unwrap().outcome.retry_after;
+        reservation
+            .map(|reservation| reservation.token)
+            .ok_or(retry_after)
+    };
+    let reserved = limiter.reserve(&rules, &mut scratch, &request, HOUR, turn, finish);
+    reserved.now_or_never().unwrap().unwrap()
 }
 
 fn hand_over(old: &ServerLimiter, new: &ServerLimiter) -> Result<(), HandoverError> {

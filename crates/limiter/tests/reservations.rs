@@ -160,11 +160,15 @@ fn run(algorithm: &str, steps: &[Step]) -> Result<(), TestCaseError> {
                     &request,
                     millis(ttl),
                     SlotTurn::at_once(),
+                    |_, verdict, reservation| {
+                        let remaining = verdict.leading().unwrap().outcome.remaining;
+                        (verdict.allowed, remaining, reservation)
+                    },
                 );
-                let (verdict, reservation) = reserved.now_or_never().unwrap().unwrap();
-                prop_assert_eq!(verdict.allowed, model.reserve(cost, ttl), "{:?}", step);
+                let reserved = reserved.now_or_never().unwrap().unwrap();
+                let (is_allowed, remaining, reservation) = reserved;
+                prop_assert_eq!(is_allowed, model.reserve(cost, ttl), "{:?}", step);
                 tokens.extend(reservation.map(|reservation| reservation.token));
-                let remaining = verdict.leading().unwrap().outcome.remaining;
                 prop_assert_eq!(remaining, LIMIT - model.count(), "{:?}", step);
             }
             Step::Settle { which, cost } => {

@@ -66,7 +66,9 @@ impl<S: Store> Limiter<S, Rules> {
     }
 
     /// Replaces the active rules. If a new rule has the same name and key as an old rule, the
-    /// counts of the old rule are kept. Requests in progress are still decided under the old rules.
+    /// counts of the old rule are kept. Requests in progress are still decided under the old rules,
+    /// except those that wait for a concurrency slot in a [`RateLimiter`]'s queue: when the turn of
+    /// such a request comes, it is decided under the rules that are active then.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.inheriting_from(&self.policy.0.load());
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
@@ -185,6 +187,9 @@ impl<S: Store> CurrentRules<'_, S> {
 
     /// Waits until `request` is admitted, as [`Limiter::acquire`] does for a key. Requests charged
     /// by the same rules on the same keys are admitted in the order in which they began to wait.
+    ///
+    /// The request is decided under these rules even if [`Limiter::swap_rules`] replaces them while
+    /// it waits. Changes of overrides and blocks apply when its turn comes.
     ///
     /// # Errors
     ///

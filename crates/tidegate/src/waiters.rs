@@ -23,7 +23,7 @@ use std::{
     pin::pin,
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Poll, Waker},
 };
@@ -75,6 +75,8 @@ pub struct Waiters {
     pub(crate) stats: WaitStats,
     /// The number of waiting requests. While it is 0, callers need not take the lock.
     count: AtomicUsize,
+    /// The number of changes of the blocks by entries.
+    block_changes: AtomicU64,
     queues: Mutex<Queues>,
 }
 
@@ -149,8 +151,37 @@ impl Waiters {
         queues.by_key.get(key).map_or(0, |queue| queue.wakers.len())
     }
 
-    /// Wakes the first request waiting on `key`, because slots of the key were released.
-    pub(crate) fn wake(&self, key: &[u8]) {
+    /// Makes all waiting requests check whether a [block by entries](tidegate_core::EntryBlocks)
+    /// denies them. Call this after such a block was set, so that a blocked request is denied at
+    /// once. Without this call, it is denied when its turn comes.
+    pub fn recheck_entry_blocks(&self) {
+        // A request reads this number before it looks up the blocks. If the request does not see
+        // the new block, it sees here that the number has changed since.
+        self.block_changes.fetch_add(1, Ordering::AcqRel);
+        if self.count() == 0 {
+            return;
+        }
+        let wakers: Vec<Waker> = {
+            let queues = self.lock();
+            let queues = queues.by_key.values();
+            queues
+                .flat_map(|queue| queue.wakers.values())
+                .cloned()
+                .collect()
+        };
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
+    /// Returns the number of changes of the blocks by entries.
+    pub(crate) fn block_changes(&self) -> u64 {
+        self.block_changes.load(Ordering::Acquire)
+    }
+
+    /// Wakes the first request waiting on `key`, because slots of the key were released or the key
+    /// was blocked.
+    pub fn wake(&self, key: &[u8]) {
         if self.count() == 0 {
             return;
         }
@@ -171,22 +202,18 @@ impl Waiters {
 
     /// Appends a request to the queue of `key`. At most `max_per_key` requests may wait in the
     /// queue.
-    pub(crate) fn enter<'a>(
-        &'a self,
-        key: &'a [u8],
-        max_per_key: usize,
-    ) -> Result<Ticket<'a>, AcquireError> {
+    pub(crate) fn enter(&self, key: &[u8], max_per_key: usize) -> Result<Ticket<'_>, AcquireError> {
         self.enter_as(None, key, max_per_key)
     }
 
     /// Adds a request to the queue of `key`, like [`enter`](Self::enter). A request from another
     /// queue keeps its ticket `number`, so that its position still depends on its arrival time.
-    fn enter_as<'a>(
-        &'a self,
+    fn enter_as(
+        &self,
         number: Option<u64>,
-        key: &'a [u8],
+        key: &[u8],
         max_per_key: usize,
-    ) -> Result<Ticket<'a>, AcquireError> {
+    ) -> Result<Ticket<'_>, AcquireError> {
         let mut queues = self.lock();
         let bounds = &self.bounds;
         if number.is_none() && self.count() >= bounds.max_waiters {
@@ -216,7 +243,7 @@ impl Waiters {
         self.count.fetch_add(1, Ordering::AcqRel);
         Ok(Ticket {
             waiters: self,
-            key,
+            key: key.into(),
             number,
         })
     }
@@ -351,18 +378,21 @@ impl<'a> QueuedRequest<'a> {
         let Some(ticket) = &self.ticket else {
             return Ok(());
         };
+        let seen = |releases| Seen {
+            releases,
+            block_changes: None,
+        };
         if ticket.is_first() {
             if self.next > self.clock.now() {
                 let sleep = timer.sleep_until(self.next, self.clock);
-                ticket.slots_released_within(self.releases, sleep).await;
+                ticket.wake_within(seen(Some(self.releases)), sleep).await;
             }
             return Ok(());
         }
         let timeout = timer.sleep_until(self.deadline, self.clock);
-        if ticket.turn_comes_within(timeout).await {
-            Ok(())
-        } else {
-            Err(AcquireError::Timeout { retry_after: None })
+        match ticket.wake_within(seen(None), timeout).await {
+            Wake::Timeout => Err(AcquireError::Timeout { retry_after: None }),
+            Wake::Turn | Wake::BlocksChanged => Ok(()),
         }
     }
 }
@@ -372,8 +402,29 @@ impl<'a> QueuedRequest<'a> {
 #[derive(Debug)]
 pub(crate) struct Ticket<'a> {
     waiters: &'a Waiters,
-    key: &'a [u8],
+    key: Box<[u8]>,
     number: u64,
+}
+
+/// What a waiting request has seen before its latest decision. A later change wakes the request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// The number of slot releases on the key, if the request was first in its queue. `None` if the
+    /// request waits until it is first.
+    pub(crate) releases: Option<u64>,
+    /// The number of changes of the blocks by entries; `None` if they do not wake the request.
+    pub(crate) block_changes: Option<u64>,
+}
+
+/// Why a wait of a request has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    /// The request is now first in its queue, or slots were released while it was first.
+    Turn,
+    /// The blocks by entries have changed.
+    BlocksChanged,
+    /// The timeout has elapsed.
+    Timeout,
 }
 
 impl Ticket<'_> {
@@ -382,14 +433,19 @@ impl Ticket<'_> {
         self.number
     }
 
+    /// Returns the key of the queue.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
     /// Enters the queue of `key` with the same ticket number, and returns the new ticket.
-    pub(crate) fn enter<'k>(
+    pub(crate) fn enter<'w>(
         &self,
-        waiters: &'k Waiters,
-        key: &'k [u8],
+        waiters: &'w Waiters,
+        key: &[u8],
         max_per_key: usize,
-    ) -> Result<Ticket<'k>, AcquireError> {
-        debug_assert_ne!(self.key, key, "a request is in a queue only once");
+    ) -> Result<Ticket<'w>, AcquireError> {
+        debug_assert_ne!(*self.key, *key, "a request is in a queue only once");
         waiters.enter_as(Some(self.number), key, max_per_key)
     }
 
@@ -403,25 +459,28 @@ impl Ticket<'_> {
         let queues = self.waiters.lock();
         queues
             .by_key
-            .get(self.key)
+            .get(&self.key)
             .map_or(0, |queue| queue.releases)
     }
 
-    /// Waits until the number of slot releases on the key differs from `releases`. Returns false if
-    /// `timeout` elapses first.
-    pub(crate) async fn slots_released_within(
-        &self,
-        releases: u64,
-        timeout: impl Future<Output = ()>,
-    ) -> bool {
+    /// Waits until the request should be decided again, at most until `timeout` elapses.
+    pub(crate) async fn wake_within(&self, seen: Seen, timeout: impl Future<Output = ()>) -> Wake {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {
-            // Register the waker before the comparison, so that no release is missed.
-            self.is_first_or_wakes(Some(context.waker()));
-            if self.releases() != releases {
-                return Poll::Ready(true);
+            // Register the waker before the comparisons, so that no change is missed.
+            let is_first = self.is_first_or_wakes(Some(context.waker()));
+            let is_turn = match seen.releases {
+                Some(releases) => self.releases() != releases,
+                None => is_first,
+            };
+            if is_turn {
+                return Poll::Ready(Wake::Turn);
             }
-            timeout.as_mut().poll(context).map(|()| false)
+            let block_changes = self.waiters.block_changes();
+            if seen.block_changes.is_some_and(|seen| seen != block_changes) {
+                return Poll::Ready(Wake::BlocksChanged);
+            }
+            timeout.as_mut().poll(context).map(|()| Wake::Timeout)
         })
         .await
     }
@@ -430,7 +489,7 @@ impl Ticket<'_> {
     /// becomes first, and when slots are released while it is first.
     fn is_first_or_wakes(&self, waker: Option<&Waker>) -> bool {
         let mut queues = self.waiters.lock();
-        let Some(queue) = queues.by_key.get_mut(self.key) else {
+        let Some(queue) = queues.by_key.get_mut(&self.key) else {
             debug_assert!(false, "the queue of a key exists while requests wait in it");
             return true;
         };
@@ -439,23 +498,11 @@ impl Ticket<'_> {
         }
         queue.first() == Some(self.number)
     }
-
-    /// Waits until the request is first in its queue. Returns false if `timeout` elapses first.
-    pub(crate) async fn turn_comes_within(&self, timeout: impl Future<Output = ()>) -> bool {
-        let mut timeout = pin!(timeout);
-        poll_fn(|context| {
-            if self.is_first_or_wakes(Some(context.waker())) {
-                return Poll::Ready(true);
-            }
-            timeout.as_mut().poll(context).map(|()| false)
-        })
-        .await
-    }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        if let Some(next) = self.waiters.leave(self.key, self.number) {
+        if let Some(next) = self.waiters.leave(&self.key, self.number) {
             next.wake();
         }
     }

@@ -15,9 +15,15 @@ use proptest::prelude::*;
 use tidegate::{
     Algorithm, Clock, Cost, Limit, MemoryBounds, MemoryStore, RateLimiter, Reason, Request,
     RetryAfter, Rule, RuleLimiter, RuleSet, Span, Timestamp, Verdict, WaitEnd,
-    rate_limiter::{OwnedCharges, Receipts, SlotTurn, release_slots},
+    rate_limiter::{
+        DecidedRequestTurn, OwnedCharges, Receipts, SlotTurn, TurnBuffers, TurnDecision,
+        release_slots,
+    },
 };
-use tidegate_core::{CacheSearch, Effect, Scratch, Settlement, SlotWait};
+use tidegate_core::{
+    Charge, Effect, EntryBlock, EntryBlockTarget, EntryBlocks, Override, OverrideTarget, Overrides,
+    Replacement, Scratch, Settlement, SlotWait,
+};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -90,27 +96,48 @@ async fn acquire(
     let rules = limiter.rules();
     let request = Request::new(entries, Cost::ONE).unwrap();
     let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
+    let turn = SlotTurn::new(Effect::Charge, longest_wait).with_receipts(Receipts::Wanted);
     let mut charges = rules
         .charges(&request, limiter.now(), &mut scratch)
         .unwrap();
-    let turn = SlotTurn::new(Effect::Charge, longest_wait).with_receipts(Receipts::Wanted);
     let decided = turn.decide_now(&**limiter, &mut charges, &mut outcomes, limiter.now());
-    let decided = match decided {
-        Some(decided) => decided,
-        None => {
-            let search = CacheSearch::Due;
-            turn.decide(&**limiter, &mut charges, &mut outcomes, search)
-                .await
-        }
+    if let Some(TurnDecision { decided, receipt }) = decided {
+        let verdict = decided.verdict(&charges, &outcomes);
+        return held(limiter, &rules, &charges, &verdict, receipt);
+    }
+    let buffers = TurnBuffers {
+        scratch: &mut scratch,
+        outcomes: &mut outcomes,
     };
-    let verdict = decided.verdict(&charges, &outcomes);
+    let finish = |decided: DecidedRequestTurn<'_, _>| {
+        let DecidedRequestTurn {
+            rules,
+            charges,
+            verdict,
+            receipt,
+        } = decided;
+        held(limiter, rules, charges, &verdict, receipt)
+    };
+    turn.decide_request(&**limiter, &rules, &request, buffers, finish)
+        .await
+        .unwrap()
+}
+
+/// Returns the slots of a request if `verdict` admits it.
+fn held(
+    limiter: &Arc<RuleLimiter>,
+    rules: &Arc<RuleSet>,
+    charges: &[Charge<'_>],
+    verdict: &Verdict<'_>,
+    receipt: Option<tidegate_core::Receipt>,
+) -> Result<Held, Denial> {
     if !verdict.allowed {
-        return Err(Denial::of(&verdict));
+        return Err(Denial::of(verdict));
     }
     Ok(Held {
         limiter: Arc::clone(limiter),
-        charges: OwnedCharges::new(&rules, &charges),
-        receipt: decided.receipt,
+        charges: OwnedCharges::new(rules, charges),
+        receipt,
         since: limiter.now(),
     })
 }
@@ -256,6 +283,196 @@ async fn an_expired_lease_ends_a_wait() {
     acquire(&limiter, &[], TWO_SECONDS).await.unwrap().release();
     assert_eq!(start.elapsed(), Duration::from_millis(300));
     drop(crashed);
+}
+
+/// Blocks the address 203.0.113.9 for a minute.
+fn block_address(blocks: &EntryBlocks, now: Timestamp) {
+    let target = EntryBlockTarget::new(None, &[("ip", "203.0.113.9")]).unwrap();
+    let block = EntryBlock {
+        until: Some(now.after(Span::from_secs(60))),
+        reason: "abuse".into(),
+    };
+    blocks.set(&target, block, now).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_applies_to_waiting_requests() {
+    let rules = |limits| vec![rule("each", &["c"], limits)];
+    let limiter = limiter(rules(vec![slots(1, TWO_SECONDS, 100)]));
+    let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
+    let waiting = [(); 3].map(|()| spawn(&limiter, &[("c", "a")], TWO_SECONDS));
+    settle_tasks().await;
+    let start = Instant::now();
+    let swap = |rules| limiter.swap_rules(RuleSet::build(rules, Vec::new()).unwrap());
+    // One more slot admits the first waiting request without a release.
+    swap(rules(vec![slots(2, TWO_SECONDS, 100)]));
+    let [first, second, third] = waiting;
+    let first = first.await.unwrap().unwrap();
+    assert!(start.elapsed() <= Duration::from_millis(500));
+    // A new limit denies the second request when its turn comes.
+    let quota = rule("quota", &["c"], vec!["1/h".parse().unwrap()]);
+    let all = rule("each", &["c"], vec![slots(2, TWO_SECONDS, 100)]);
+    swap(vec![quota, all]);
+    settle_tasks().await;
+    held.release();
+    let second = second.await.unwrap().unwrap();
+    first.release();
+    let denied = third.await.unwrap().err().unwrap();
+    assert!(!denied.at_capacity, "the quota has denied it");
+    second.release();
+    // Without a rule, nothing limits a request.
+    swap(rules(vec![slots(1, TWO_SECONDS, 100)]));
+    let held = acquire(&limiter, &[("c", "b")], TWO_SECONDS).await.unwrap();
+    let waiting = spawn(&limiter, &[("c", "b")], TWO_SECONDS);
+    settle_tasks().await;
+    swap(Vec::new());
+    waiting.await.unwrap().unwrap().release();
+    held.release();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_request_follows_its_key_to_another_queue() {
+    let all = |key: &[&str]| vec![rule("all", key, vec![slots(1, TWO_SECONDS, 100)])];
+    let limiter = limiter(all(&[]));
+    let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
+    let waiting = [[("c", "b")], [("c", "c")], [("c", "c")]];
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (waiting.into_iter().enumerate())
+        .map(|(number, entries)| {
+            let (limiter, order) = (Arc::clone(&limiter), Arc::clone(&order));
+            tokio::spawn(async move {
+                let held = acquire(&limiter, &entries, TWO_SECONDS).await;
+                order.lock().unwrap().push((number, held.is_ok()));
+                sleep(Duration::from_millis(200)).await;
+                held.map(Held::release)
+            })
+        })
+        .collect();
+    settle_tasks().await;
+    limiter.swap_rules(RuleSet::build(all(&["c"]), Vec::new()).unwrap());
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), [(0, true), (1, true), (2, true)]);
+    assert_eq!(limiter.wait_queues().count(), 0);
+    held.release();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_can_shorten_a_wait_but_not_extend_it() {
+    let all = |longest| vec![rule("all", &[], vec![slots(1, longest, 100)])];
+    let limiter = limiter(all(TWO_SECONDS));
+    let held = acquire(&limiter, &[], TWO_SECONDS).await.unwrap();
+    for (longest, denied_after) in [(Span::from_secs(1), 1), (Span::from_secs(9), 2)] {
+        let start = Instant::now();
+        limiter.swap_rules(RuleSet::build(all(TWO_SECONDS), Vec::new()).unwrap());
+        let waiting = spawn(&limiter, &[], Span::from_secs(60));
+        settle_tasks().await;
+        limiter.swap_rules(RuleSet::build(all(longest), Vec::new()).unwrap());
+        assert!(waiting.await.unwrap().is_err());
+        assert_eq!(start.elapsed(), Duration::from_secs(denied_after));
+    }
+    held.release();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_override_applies_to_waiting_requests() {
+    let overrides = Overrides::default();
+    let each = rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)]);
+    let rules = RuleSet::build(vec![each], Vec::new()).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    let rules = rules.with_overrides(&overrides);
+    let limiter = Arc::new(RuleLimiter::new(rules, store, Clock::tokio(START)));
+    let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
+    let waiting = [(); 2].map(|()| spawn(&limiter, &[("c", "a")], TWO_SECONDS));
+    settle_tasks().await;
+    let start = Instant::now();
+    let new = Override {
+        replacement: Replacement::Factor("3x".parse().unwrap()),
+        until: None,
+        reason: "launch".into(),
+    };
+    let target = OverrideTarget::of(&["a"]);
+    overrides.set("each", &target, new, limiter.now()).unwrap();
+    for task in waiting {
+        task.await.unwrap().unwrap().release();
+    }
+    assert!(start.elapsed() <= Duration::from_millis(500));
+    held.release();
+}
+
+/// A block denies a waiting request at once, even if it is not the first in its queue.
+#[tokio::test(start_paused = true)]
+async fn a_block_by_entries_denies_waiting_requests_at_once() {
+    let blocks = EntryBlocks::default();
+    let all = rule("all", &[], vec![slots(1, TWO_SECONDS, 100)]);
+    let rules = RuleSet::build(vec![all], Vec::new()).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    let rules = rules.with_entry_blocks(&blocks);
+    let limiter = Arc::new(RuleLimiter::new(rules, store, Clock::tokio(START)));
+    let held = acquire(&limiter, &[], TWO_SECONDS).await.unwrap();
+    let first = spawn(&limiter, &[("ip", "203.0.113.1")], TWO_SECONDS);
+    let blocked = spawn(&limiter, &[("ip", "203.0.113.9")], TWO_SECONDS);
+    let last = spawn(&limiter, &[("ip", "203.0.113.2")], TWO_SECONDS);
+    settle_tasks().await;
+    let start = Instant::now();
+    block_address(&blocks, limiter.now());
+    limiter.wait_queues().recheck_entry_blocks();
+    let denied = blocked.await.unwrap().err().unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(denied.reason, Some(Reason::Blocked));
+    assert_eq!(limiter.wait_queues().count(), 2, "the others still wait");
+    held.release();
+    first.await.unwrap().unwrap().release();
+    last.await.unwrap().unwrap().release();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+/// Changes of the blocks do not delay the attempts of a waiting request.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_no_longer_while_blocks_change() {
+    let lease = Span::from_millis(300);
+    let limit = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
+    let slot_wait = SlotWait {
+        longest: TWO_SECONDS,
+        queue: 1,
+    };
+    let limit = limit.with_slot_wait(slot_wait).unwrap();
+    let limiter = limiter(vec![rule("all", &[], vec![limit])]);
+    let crashed = acquire(&limiter, &[], TWO_SECONDS).await.unwrap();
+    let start = Instant::now();
+    let waiting = spawn(&limiter, &[], TWO_SECONDS);
+    while !waiting.is_finished() {
+        limiter.wait_queues().recheck_entry_blocks();
+        sleep(Duration::from_millis(1)).await;
+    }
+    waiting.await.unwrap().unwrap().release();
+    assert!(start.elapsed() <= Duration::from_millis(302));
+    drop(crashed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_of_the_key_denies_all_its_waiting_requests_at_once() {
+    let limiter = limiter(vec![rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)])]);
+    let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
+    let waiting = [(); 3].map(|()| spawn(&limiter, &[("c", "a")], TWO_SECONDS));
+    settle_tasks().await;
+    let start = Instant::now();
+    let key = limiter
+        .rules()
+        .rule("each")
+        .unwrap()
+        .encode_key(&["a"])
+        .unwrap();
+    let minute = Some(Span::from_secs(60));
+    assert!(limiter.store().block(&key, minute, "abuse", limiter.now()));
+    limiter.wait_queues().wake(&key);
+    for task in waiting {
+        let denied = task.await.unwrap().err().unwrap();
+        assert_eq!(denied.reason, Some(Reason::Blocked));
+    }
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    held.release();
 }
 
 /// All limits are charged together, at the time of admission.

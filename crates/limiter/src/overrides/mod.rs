@@ -357,7 +357,9 @@ impl ServerLimiter {
         let (blocks, now) = (self.live.entry_blocks.clone(), self.now());
         let line = document.encode();
         let apply = move || document.apply(&blocks, now);
-        self.change_in_memory(line, now, apply).await
+        let changed = self.change_in_memory(line, now, apply).await;
+        self.waiters.recheck_entry_blocks();
+        changed
     }
 
     /// Changes an override of a memory store. Returns the replaced or removed override.
@@ -507,7 +509,9 @@ impl ServerLimiter {
             if before.is_beginning() {
                 self.live.begin_replacement();
             }
-            self.apply_override_changes(&changes);
+            if self.apply_override_changes(&changes) {
+                self.waiters.recheck_entry_blocks();
+            }
             let mut removed = 0;
             if before.is_replacing(changes.has_more) {
                 removed = self.live.end_replacement();
@@ -523,12 +527,15 @@ impl ServerLimiter {
         }
     }
 
-    fn apply_override_changes(&self, changes: &OverrideChanges) {
+    /// Applies changes from Redis. Returns whether they set blocks by entries.
+    fn apply_override_changes(&self, changes: &OverrideChanges) -> bool {
+        let mut sets_blocks = false;
         for id in changes.removed.iter().filter_map(|id| id::parse(id)) {
             self.live.remove(&id);
         }
         for (id, document) in &changes.set {
             let document = StoredDocument::decode(document);
+            sets_blocks |= matches!(document, Ok(StoredDocument::Block(_)));
             let applied = document.map(|document| document.apply(&self.live, self.now()));
             match applied {
                 Ok(Ok(())) => {}
@@ -549,6 +556,7 @@ impl ServerLimiter {
                 }
             }
         }
+        sets_blocks
     }
 
     /// Logs when reads of the changes start to fail, and when they succeed again.

@@ -39,9 +39,9 @@ use std::sync::{
 };
 
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tidegate::rate_limiter::{OwnedCharges, Receipts, SlotTurn, stretch};
+use tidegate::rate_limiter::{DecidedRequestTurn, OwnedCharges, Receipts, SlotTurn, TurnBuffers};
 use tidegate_config::{Password, ReservationsConfig};
-use tidegate_core::{CacheSearch, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
+use tidegate_core::{Cost, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
 use tidegate_net::prometheus::{self, Metric, Page};
 use tokio::sync::Notify;
 
@@ -216,7 +216,8 @@ impl ServerLimiter {
     /// Decides `request` under `rules`, and reserves its cost for `ttl` if it is admitted. `ttl` is
     /// limited to the configured maximum, and to the shortest lease of a concurrency slot. If no
     /// concurrency slot is free and the limit lets requests wait, the request waits for a slot as
-    /// `turn` specifies.
+    /// `turn` specifies, and is then decided under the rules that are active at that time. Passes
+    /// these rules, the verdict and the reservation to `finish`, and returns its result.
     ///
     /// With the memory store, the future is ready when it is first polled, unless the request
     /// waits.
@@ -224,36 +225,49 @@ impl ServerLimiter {
     /// # Errors
     ///
     /// [`ReserveError`] if the request is invalid, or if there are too many reservations.
-    pub async fn reserve<'a>(
+    pub async fn reserve<T>(
         &self,
-        rules: &'a Arc<RuleSet>,
-        scratch: &'a mut Scratch,
+        rules: &Arc<RuleSet>,
+        scratch: &mut Scratch,
         request: &Request<'_>,
         ttl: Span,
         turn: SlotTurn<'_>,
-    ) -> Result<(Verdict<'a>, Option<Reservation>), ReserveError> {
+        finish: impl FnOnce(&Arc<RuleSet>, &Verdict<'_>, Option<Reservation>) -> T,
+    ) -> Result<T, ReserveError> {
         let max = self.reservations.settings.max;
         let permit = ReservationPermit::take(&self.reservations.permits, max);
         let permit = permit.ok_or(ReserveError::TooMany(max))?;
-        let now = self.now();
-        let mut charges = rules.charges(request, now, scratch)?;
-        let mut outcomes = Vec::new();
-        let mut receipt = None;
-        let mut verdict = Verdict::unlimited();
-        if !charges.is_empty() {
-            if let Some(pending) = stretch(self, rules, &mut charges, now) {
-                pending.finish(self, &mut charges).await;
-            }
-            let turn = turn.with_receipts(Receipts::Wanted);
-            let search = CacheSearch::Due;
-            let turn = turn.decide(self, &mut charges, &mut outcomes, search).await;
-            verdict = turn.verdict(&charges, &outcomes);
-            receipt = turn.receipt;
-        }
-        if !verdict.allowed {
-            return Ok((verdict, None));
-        }
-        let charges = OwnedCharges::new(rules, &charges);
+        let turn = turn.with_receipts(Receipts::Wanted);
+        let buffers = TurnBuffers {
+            scratch,
+            outcomes: &mut Vec::new(),
+        };
+        let reserve = |decided: DecidedRequestTurn<'_, LimiterReceipt>| {
+            let DecidedRequestTurn {
+                rules,
+                charges,
+                verdict,
+                receipt,
+            } = decided;
+            let reservation = verdict.allowed.then(|| {
+                let charges = OwnedCharges::new(rules, charges);
+                self.add_reservation(charges, receipt, request.cost(), ttl, permit)
+            });
+            finish(rules, &verdict, reservation)
+        };
+        let decided = turn.decide_request(self, rules, request, buffers, reserve);
+        Ok(decided.await?)
+    }
+
+    /// Adds the reservation of an admitted request with these `charges`.
+    fn add_reservation(
+        &self,
+        charges: OwnedCharges,
+        receipt: Option<LimiterReceipt>,
+        cost: Cost,
+        ttl: Span,
+        permit: ReservationPermit,
+    ) -> Reservation {
         let ttl = ttl.min(self.reservations.settings.max_ttl);
         let ttl = charges.lease().map_or(ttl, |lease| ttl.min(lease));
         let since = self.now();
@@ -262,7 +276,7 @@ impl ServerLimiter {
             kind: ReservationKind::Request,
             id: random_id(),
             expires,
-            cost: request.cost(),
+            cost,
             charges: token_charges(&charges, receipt.as_ref()),
         };
         if let TokenCharges::InRedis(_) = &contents.charges {
@@ -279,11 +293,10 @@ impl ServerLimiter {
             };
             self.reservations.insert(contents.id, outstanding, since);
         }
-        let reservation = Reservation {
+        Reservation {
             token: self.reservations.keys.seal(&contents),
             expires_in: ttl,
-        };
-        Ok((verdict, Some(reservation)))
+        }
     }
 
     /// Settles the reservation of `token` at the final `cost` of its request. The cost is capped at

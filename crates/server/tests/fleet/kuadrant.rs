@@ -5,12 +5,15 @@ use std::sync::Arc;
 use futures_util::{FutureExt as _, future::join_all};
 use tidegate::rate_limiter::SlotTurn;
 use tidegate_config::envoy::{DomainFiles, RlsSettings, StoreFailure};
-use tidegate_core::{Cost, Request, Scratch, Span};
+use tidegate_core::{Cost, Request, Scratch, Span, Verdict};
 use tidegate_envoy::{
     Code, CommitRequest, Descriptor, File, RateLimitRequest, RateLimitService, ReserveRequest,
     Reserved, RlsError, read,
 };
-use tidegate_limiter::{metrics::ListenerKind, reservations::ReservationError};
+use tidegate_limiter::{
+    metrics::ListenerKind,
+    reservations::{Reservation, ReservationError},
+};
 use tidegate_net::prometheus::{self, Format};
 
 use crate::{
@@ -211,9 +214,10 @@ fn a_reservation_in_redis_is_settled_only_by_the_calls_of_its_own_service() {
     let request = Request::new(&entries, Cost::new(4).unwrap()).unwrap();
     let (limiter, mut scratch) = (&a.node.limiter, Scratch::default());
     let rules = limiter.rules();
-    let reserve = limiter.reserve(&rules, &mut scratch, &request, ttl, SlotTurn::at_once());
-    let (_, reservation) = a.node.run(reserve).unwrap();
-    let token = reservation.unwrap().token;
+    let turn = SlotTurn::at_once();
+    let finish = |_: &_, _: &Verdict<'_>, reservation: Option<Reservation>| reservation;
+    let reserve = limiter.reserve(&rules, &mut scratch, &request, ttl, turn, finish);
+    let token = a.node.run(reserve).unwrap().unwrap().token;
     assert!(!b.commit(&token, 5).unwrap());
     assert_eq!(a.left(), [55, 955]);
     let settled = a.node.run(limiter.settle_reservation(&token, 4)).unwrap();

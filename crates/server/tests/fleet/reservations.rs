@@ -34,14 +34,15 @@ fn reserve(node: &Node, entries: &[(&str, &str)], cost: u64, ttl: u64) -> Option
     let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
     let (rules, mut scratch) = (node.limiter.rules(), Scratch::default());
     let ttl = Span::from_secs(ttl);
-    let reserved =
-        node.run(
-            node.limiter
-                .reserve(&rules, &mut scratch, &request, ttl, SlotTurn::at_once()),
-        );
-    let (verdict, reservation): (Verdict<'_>, _) = reserved.unwrap();
-    assert_eq!(verdict.allowed, reservation.is_some());
-    reservation
+    let finish = |_: &_, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
+        assert_eq!(verdict.allowed, reservation.is_some());
+        reservation
+    };
+    let turn = SlotTurn::at_once();
+    let reserving = node
+        .limiter
+        .reserve(&rules, &mut scratch, &request, ttl, turn, finish);
+    node.run(reserving).unwrap()
 }
 
 fn settle(node: &Node, token: &str, cost: u64) -> Result<SettledReservation, ReservationError> {

@@ -17,7 +17,10 @@ use crate::Waiters;
 pub use self::{
     excess::{charge_excess, excess_costs},
     owned_charges::{OwnedCharge, OwnedCharges, StoredCharge},
-    slot_turn::{CancelSignal, Receipts, SlotTurn, TurnDecision, release_slots},
+    slot_turn::{
+        CancelSignal, DecidedRequestTurn, Receipts, SlotTurn, TurnBuffers, TurnDecision,
+        release_slots,
+    },
 };
 
 /// A decided request, for [`RateLimiter::observe`].
@@ -57,7 +60,8 @@ pub trait RateLimiter: Send + Sync {
     /// Returns the current time. Callers read it once for each request.
     fn now(&self) -> Timestamp;
 
-    /// Returns the active rules. A request is decided under one rule set from beginning to end.
+    /// Returns the active rules. Each decision uses one rule set from beginning to end. A request
+    /// that waits for a concurrency slot is decided again under the rules that are active then.
     fn rules(&self) -> Arc<RuleSet>;
 
     /// Returns the store of the limits.
@@ -85,33 +89,6 @@ pub trait RateLimiter: Send + Sync {
         Result<Verdict<'a>, RequestError>,
         impl Future<Output = Result<Verdict<'a>, RequestError>> + Send,
     > {
-        self.check_within(rules, scratch, request, effect, Span::ZERO)
-    }
-
-    /// Decides `request` like [`check`](Self::check). If the request is denied only because no
-    /// concurrency slot is free, it may wait up to `longest_wait` for a slot. A request waits only
-    /// if `effect` is [`Effect::Charge`], and if the limit lets requests
-    /// [wait](tidegate_core::Limit::slot_wait). The result is ready immediately, unless the store
-    /// has to wait for a reply or the request has to wait for a slot.
-    ///
-    /// If the future is dropped while the request waits, the next request moves to the front of the
-    /// queue.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if [`RuleSet::charges`] rejects the request.
-    #[inline]
-    fn check_within<'a>(
-        &self,
-        rules: &'a RuleSet,
-        scratch: &'a mut Scratch,
-        request: &Request<'_>,
-        effect: Effect,
-        longest_wait: Span,
-    ) -> MaybeReady<
-        Result<Verdict<'a>, RequestError>,
-        impl Future<Output = Result<Verdict<'a>, RequestError>> + Send,
-    > {
         let (store, now) = (self.store(), self.now());
         let mut charges = match rules.charges(request, now, scratch) {
             Ok(charges) if charges.is_empty() => {
@@ -121,7 +98,7 @@ pub trait RateLimiter: Send + Sync {
             Err(error) => return MaybeReady::Ready(Err(error)),
         };
         let mut outcomes = Vec::new();
-        let turn = SlotTurn::new(effect, longest_wait);
+        let turn = SlotTurn::new(effect, Span::ZERO);
         let pending_stretch = stretch(store, rules, &mut charges, now);
         if pending_stretch.is_none()
             && let Some(decided) = turn.decide_now(self, &mut charges, &mut outcomes, now)
@@ -140,6 +117,58 @@ pub trait RateLimiter: Send + Sync {
                 .decide(self, &mut charges, &mut outcomes, cache_search)
                 .await;
             Ok(decided.verdict(&charges, &outcomes))
+        })
+    }
+
+    /// Decides and charges `request`, and passes the verdict and the rules to `finish`. If the
+    /// request is denied only because no concurrency slot is free, it may wait up to `longest_wait`
+    /// for a slot, if the limit lets requests [wait](tidegate_core::Limit::slot_wait). The result
+    /// is ready immediately, unless the store has to wait for a reply or the request has to wait
+    /// for a slot.
+    ///
+    /// The request is decided under `rules`, which must come from [`Self::rules`]. After a wait, it
+    /// is decided under the rules that are active then.
+    ///
+    /// If the future is dropped while the request waits, the next request moves to the front of the
+    /// queue.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    fn check_within<T>(
+        &self,
+        rules: &Arc<RuleSet>,
+        scratch: &mut Scratch,
+        request: &Request<'_>,
+        longest_wait: Span,
+        finish: impl FnOnce(&Arc<RuleSet>, &Verdict<'_>) -> T,
+    ) -> MaybeReady<Result<T, RequestError>, impl Future<Output = Result<T, RequestError>>> {
+        let (store, now) = (self.store(), self.now());
+        let mut outcomes = Vec::new();
+        let turn = SlotTurn::new(Effect::Charge, longest_wait);
+        match rules.charges(request, now, scratch) {
+            Ok(charges) if charges.is_empty() => {
+                return MaybeReady::Ready(Ok(finish(rules, &Verdict::unlimited())));
+            }
+            Ok(mut charges) => {
+                if stretch(store, rules, &mut charges, now).is_none()
+                    && let Some(decided) = turn.decide_now(self, &mut charges, &mut outcomes, now)
+                {
+                    let verdict = decided.verdict(&charges, &outcomes);
+                    return MaybeReady::Ready(Ok(finish(rules, &verdict)));
+                }
+            }
+            Err(error) => return MaybeReady::Ready(Err(error)),
+        }
+        MaybeReady::Pending(async move {
+            let buffers = TurnBuffers {
+                scratch,
+                outcomes: &mut outcomes,
+            };
+            let finish =
+                |decided: DecidedRequestTurn<'_, _>| finish(decided.rules, &decided.verdict);
+            turn.decide_request(self, rules, request, buffers, finish)
+                .await
         })
     }
 

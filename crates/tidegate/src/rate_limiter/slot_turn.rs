@@ -13,24 +13,47 @@
 //! Nothing is charged while a request waits. When the request is first in its queue, all its limits
 //! are evaluated together, at the current time. When the longest wait of the request has elapsed,
 //! the request is decided a last time. This decision is the verdict.
+//!
+//! The rules may change while a request waits. [`SlotTurn::decide_request`] therefore determines
+//! the charges again before each attempt, from the rules, overrides and blocks of that time. A
+//! change of the blocks by entries wakes all waiting requests, so that a blocked request is denied
+//! at once. Any other change takes effect with the next attempt.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use tidegate_core::{
-    Accounting, Algorithm, CacheSearch, Charge, Decision, Effect, Limit, Outcome, RetryAfter,
-    SlotEstimate, SlotWait, Span, Store, StoreDecision, StoreRequest, Timestamp, Verdict,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
-use super::{OwnedCharges, RateLimiter};
-use crate::Waiters;
+use tidegate_core::{
+    Accounting, Algorithm, CacheSearch, Charge, Decision, Effect, Limit, Outcome, Request,
+    RequestError, RetryAfter, RuleSet, Scratch, SlotEstimate, SlotWait, Span, Store, StoreDecision,
+    StoreRequest, Timestamp, Verdict,
+};
+
+use super::{OwnedCharges, RateLimiter, stretch};
+use crate::{WaitEnd, Waiters};
 
 /// Whether the caller of a decision wants a receipt for the charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receipts {
     /// The store [reserves](Store::reserve), and returns a receipt.
     Wanted,
+    /// The store reserves if the charges [should be settled](RuleSet::wants_receipt).
+    /// [`SlotTurn::decide_request`] knows the rules; without rules, this works like `Unwanted`.
+    IfSettled,
     /// The store [decides](Store::decide) without a receipt.
     Unwanted,
+}
+
+impl Receipts {
+    /// Returns `Wanted` or `Unwanted` for `charges`, which were made under `rules`.
+    fn of(self, rules: &RuleSet, charges: &[Charge<'_>]) -> Self {
+        match self {
+            Self::IfSettled if rules.wants_receipt(charges) => Self::Wanted,
+            Self::IfSettled => Self::Unwanted,
+            given => given,
+        }
+    }
 }
 
 /// Cancels the request of a [`SlotTurn`], and tells the caller whether the store is being called. A
@@ -67,6 +90,41 @@ impl<R> TurnDecision<R> {
     pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
         self.decided.verdict(charges, outcomes)
     }
+
+    /// Replaces the retry times of concurrency limits that deny the request with estimates.
+    fn with_estimates(
+        self,
+        waiters: &Waiters,
+        charges: &[Charge<'_>],
+        outcomes: &mut [Outcome],
+    ) -> Self {
+        if self.decided.decision == Decision::Limited {
+            estimate(waiters, charges, outcomes);
+        }
+        self
+    }
+}
+
+/// A decided request, as [`SlotTurn::decide_request`] passes it to its caller.
+#[derive(Debug)]
+pub struct DecidedRequestTurn<'t, R> {
+    /// The rules under which the request was decided.
+    pub rules: &'t Arc<RuleSet>,
+    /// The evaluated charges.
+    pub charges: &'t [Charge<'t>],
+    /// The verdict.
+    pub verdict: Verdict<'t>,
+    /// The receipt of the charges, if there are any and the caller wants it.
+    pub receipt: Option<R>,
+}
+
+/// The buffers for deciding a request.
+#[derive(Debug)]
+pub struct TurnBuffers<'b> {
+    /// The buffers for the charges.
+    pub scratch: &'b mut Scratch,
+    /// The buffer for the outcomes.
+    pub outcomes: &'b mut Vec<Outcome>,
 }
 
 /// The settings for deciding a request that may wait for slots.
@@ -74,6 +132,7 @@ impl<R> TurnDecision<R> {
 pub struct SlotTurn<'s> {
     effect: Effect,
     longest_wait: Span,
+    longest_delay: Option<Span>,
     receipts: Receipts,
     signal: Option<&'s CancelSignal>,
 }
@@ -93,6 +152,7 @@ impl<'s> SlotTurn<'s> {
         Self {
             effect,
             longest_wait,
+            longest_delay: None,
             receipts: Receipts::Unwanted,
             signal: None,
         }
@@ -108,6 +168,16 @@ impl<'s> SlotTurn<'s> {
     #[must_use]
     pub fn with_receipts(self, receipts: Receipts) -> Self {
         Self { receipts, ..self }
+    }
+
+    /// Sets the longest time that a queueing limit may [delay](Charge::longest_wait) the request.
+    #[must_use]
+    pub fn with_longest_delay(self, longest_delay: Span) -> Self {
+        let longest_delay = Some(longest_delay);
+        Self {
+            longest_delay,
+            ..self
+        }
     }
 
     /// Sets the signal that cancels the request.
@@ -132,10 +202,7 @@ impl<'s> SlotTurn<'s> {
         }
         let request = StoreRequest::new(charges, now, self.effect);
         let turn = self.call_now(limiter.store(), request, outcomes)?;
-        if turn.decided.decision == Decision::Limited {
-            estimate(limiter.wait_queues(), charges, outcomes);
-        }
-        Some(turn)
+        Some(turn.with_estimates(limiter.wait_queues(), charges, outcomes))
     }
 
     fn decide_unless_waiting<L: RateLimiter + ?Sized>(
@@ -156,10 +223,7 @@ impl<'s> SlotTurn<'s> {
             return None;
         }
         store.count(now, &original, charges, &turn.decided, outcomes);
-        if turn.decided.decision == Decision::Limited {
-            estimate(limiter.wait_queues(), charges, outcomes);
-        }
-        Some(turn)
+        Some(turn.with_estimates(limiter.wait_queues(), charges, outcomes))
     }
 
     fn call_now<S: Store>(
@@ -170,7 +234,9 @@ impl<'s> SlotTurn<'s> {
     ) -> Option<TurnDecision<S::Receipt>> {
         let (decided, receipt) = match self.receipts {
             Receipts::Wanted => store.reserve(request, outcomes).ready()?,
-            Receipts::Unwanted => (store.decide(request, outcomes).ready()?, None),
+            Receipts::IfSettled | Receipts::Unwanted => {
+                (store.decide(request, outcomes).ready()?, None)
+            }
         };
         Some(TurnDecision { decided, receipt })
     }
@@ -185,22 +251,71 @@ impl<'s> SlotTurn<'s> {
         outcomes: &mut Vec<Outcome>,
         cache_search: CacheSearch,
     ) -> TurnDecision<ReceiptOf<L>> {
-        #[cfg(feature = "tokio")]
-        let turn = if self.can_wait(charges) {
-            // Waiting is rare, and the future of a waiting request is large, so it is boxed.
-            Box::pin(self.decide_in_queue(limiter, charges, outcomes, cache_search)).await
-        } else {
-            self.decide_once(limiter, charges, outcomes, cache_search)
-                .await
-        };
-        #[cfg(not(feature = "tokio"))]
-        let turn = self
-            .decide_once(limiter, charges, outcomes, cache_search)
-            .await;
-        if turn.decided.decision == Decision::Limited {
-            estimate(limiter.wait_queues(), charges, outcomes);
+        if !self.can_wait(charges) {
+            return self
+                .decide_once(limiter, charges, outcomes, cache_search)
+                .await;
         }
-        turn
+        let original = charges.clone();
+        let mut attempts = Attempts::new(limiter, cache_search);
+        loop {
+            attempts.begin();
+            charges.clone_from(&original);
+            if let Some(decided) = attempts.make(self, charges, outcomes).await {
+                return decided;
+            }
+        }
+    }
+
+    /// Decides `request` under `rules`, and passes the decision to `finish`. The request waits like
+    /// the request of [`decide`](Self::decide). After a wait, it is decided under the rules that
+    /// are active then, with the overrides and blocks of that time.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    pub async fn decide_request<L: RateLimiter + ?Sized, T>(
+        &self,
+        limiter: &L,
+        rules: &Arc<RuleSet>,
+        request: &Request<'_>,
+        buffers: TurnBuffers<'_>,
+        finish: impl FnOnce(DecidedRequestTurn<'_, ReceiptOf<L>>) -> T,
+    ) -> Result<T, RequestError> {
+        let TurnBuffers { scratch, outcomes } = buffers;
+        let mut rules = Arc::clone(rules);
+        let mut attempts = Attempts::new(limiter, CacheSearch::Due);
+        loop {
+            attempts.begin();
+            let now = limiter.now();
+            let charges = rules.charges(request, now, scratch);
+            let mut charges = charges.inspect_err(|_| attempts.end_wait(WaitEnd::Denied))?;
+            if charges.is_empty() {
+                attempts.end_wait(WaitEnd::Admitted);
+                return Ok(finish(DecidedRequestTurn {
+                    rules: &rules,
+                    charges: &charges,
+                    verdict: Verdict::unlimited(),
+                    receipt: None,
+                }));
+            }
+            for charge in &mut charges {
+                charge.longest_wait = self.longest_delay;
+            }
+            if let Some(pending) = stretch(limiter.store(), &rules, &mut charges, now) {
+                pending.finish(limiter.store(), &mut charges).await;
+            }
+            let turn = self.with_receipts(self.receipts.of(&rules, &charges));
+            if let Some(decided) = attempts.make(&turn, &mut charges, outcomes).await {
+                return Ok(finish(DecidedRequestTurn {
+                    rules: &rules,
+                    charges: &charges,
+                    verdict: decided.verdict(&charges, outcomes),
+                    receipt: decided.receipt,
+                }));
+            }
+            rules = limiter.rules();
+        }
     }
 
     async fn decide_once<L: RateLimiter + ?Sized>(
@@ -214,7 +329,8 @@ impl<'s> SlotTurn<'s> {
             cache_search,
             ..StoreRequest::new(charges, limiter.now(), self.effect)
         };
-        self.call(limiter.store(), request, outcomes).await
+        let turn = self.call(limiter.store(), request, outcomes).await;
+        turn.with_estimates(limiter.wait_queues(), charges, outcomes)
     }
 
     async fn call<S: Store>(
@@ -396,97 +512,195 @@ pub fn release_slots(waiters: &Waiters, charges: &OwnedCharges, held: Option<Spa
     }
 }
 
+/// The attempts to decide a request that may wait for slots. Without the feature `tokio`, a request
+/// cannot wait, and there is only one attempt.
+struct Attempts<'l, L: RateLimiter + ?Sized> {
+    limiter: &'l L,
+    cache_search: CacheSearch,
+    #[cfg(feature = "tokio")]
+    progress: queued::Progress<'l, L>,
+}
+
+impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
+    fn new(limiter: &'l L, cache_search: CacheSearch) -> Self {
+        Self {
+            limiter,
+            cache_search,
+            #[cfg(feature = "tokio")]
+            progress: queued::Progress::default(),
+        }
+    }
+
+    /// Begins an attempt. Call this before the charges are determined, so that a later change of
+    /// the blocks is noticed.
+    fn begin(&mut self) {
+        #[cfg(feature = "tokio")]
+        self.progress.begin(self.limiter.wait_queues());
+    }
+
+    /// Makes an attempt to decide the request. Returns `None` after the request has waited. The
+    /// charges must then be determined again for the next attempt.
+    async fn make(
+        &mut self,
+        turn: &SlotTurn<'_>,
+        charges: &mut Vec<Charge<'_>>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+        let (limiter, search) = (self.limiter, self.cache_search);
+        self.cache_search = CacheSearch::Due;
+        #[cfg(feature = "tokio")]
+        if self.progress.is_waiting() || turn.can_wait(charges) {
+            // Waiting is rare, and the future of a waiting request is large, so it is boxed.
+            let attempt = self
+                .progress
+                .attempt(turn, limiter, charges, outcomes, search);
+            let decided = Box::pin(attempt).await?;
+            return Some(decided.with_estimates(limiter.wait_queues(), charges, outcomes));
+        }
+        let decided = turn.decide_once(limiter, charges, outcomes, search);
+        Some(decided.await)
+    }
+
+    /// Records that the wait of the request, if it is waiting, has ended without a decision of the
+    /// store.
+    fn end_wait(&mut self, end: WaitEnd) {
+        #[cfg(feature = "tokio")]
+        self.progress.end_wait(end);
+        #[cfg(not(feature = "tokio"))]
+        let _ = end;
+    }
+}
+
 #[cfg(feature = "tokio")]
 mod queued {
-    use std::{pin::Pin, time::Duration};
+    use std::time::Duration;
 
-    use futures_util::future::select;
-    use tokio::time::{Instant, Sleep, sleep};
+    use tokio::time::{Instant, sleep_until};
 
     use super::*;
-    use crate::{
-        WaitEnd,
-        waiters::{Ticket, poll_delay},
-    };
+    use crate::waiters::{Seen, Ticket, Wake, poll_delay};
+
+    /// The state of a request between its attempts.
+    pub(super) struct Progress<'l, L: RateLimiter + ?Sized> {
+        wait: Option<Wait<'l, L>>,
+        /// Whether a peek has just shown that no limit denies the request, or that a limit denies
+        /// it that does not let requests wait.
+        has_peeked: bool,
+        /// Whether the next attempt is the last one.
+        is_last: bool,
+        /// The number of changes of the blocks by entries before the charges were determined.
+        block_changes: u64,
+    }
+
+    impl<L: RateLimiter + ?Sized> Default for Progress<'_, L> {
+        fn default() -> Self {
+            Self {
+                wait: None,
+                has_peeked: false,
+                is_last: false,
+                block_changes: 0,
+            }
+        }
+    }
+
+    impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
+        pub(super) fn begin(&mut self, waiters: &Waiters) {
+            self.block_changes = waiters.block_changes();
+        }
+
+        pub(super) fn is_waiting(&self) -> bool {
+            self.wait.is_some()
+        }
+
+        pub(super) fn end_wait(&mut self, end: WaitEnd) {
+            if let Some(wait) = self.wait.take() {
+                wait.end(end);
+            }
+        }
+
+        /// Makes an attempt. If the request is not decided by it, waits until the next attempt is
+        /// due, and returns `None`.
+        pub(super) async fn attempt(
+            &mut self,
+            turn: &SlotTurn<'_>,
+            limiter: &'l L,
+            charges: &mut Vec<Charge<'_>>,
+            outcomes: &mut Vec<Outcome>,
+            cache_search: CacheSearch,
+        ) -> Option<TurnDecision<ReceiptOf<L>>> {
+            let (store, waiters) = (limiter.store(), limiter.wait_queues());
+            let is_blocked = charges.iter().any(|charge| charge.blocked.is_some());
+            if let Some(wait) = self.wait.as_mut().filter(|wait| wait.only_blocks_changed)
+                && !is_blocked
+            {
+                self.is_last = !wait.next_attempt(self.block_changes).await;
+                return turn.none_unless_cancelled().await;
+            }
+            let counts_denied = counts_denied(charges);
+            let own = self.wait.as_ref().map(|wait| wait.ticket.number());
+            let ahead = queue_ahead(waiters, charges, own).filter(|_| !self.is_last);
+            let can_charge = (self.has_peeked || !counts_denied) && ahead.is_none();
+            let effect = if self.is_last || can_charge {
+                Effect::Charge
+            } else {
+                Effect::Peek
+            };
+            let releases = self.wait.as_ref().map_or(0, |wait| wait.ticket.releases());
+            let original = charges.clone();
+            let now = limiter.now();
+            let request = attempt(charges, now, effect, cache_search);
+            let decision = turn.call(store, request, outcomes).await;
+            if turn.is_cancelled() {
+                return Some(decision);
+            }
+            let is_admitted = decision.decided.decision == Decision::Admitted;
+            let queue = if is_admitted {
+                ahead
+            } else {
+                queue_of_denial(&decision.decided, charges, outcomes)
+            };
+            if effect == Effect::Charge && (is_admitted || self.is_last || queue.is_none()) {
+                self.end_wait(if is_admitted {
+                    WaitEnd::Admitted
+                } else {
+                    WaitEnd::Denied
+                });
+                store.count(now, &original, charges, &decision.decided, outcomes);
+                return Some(decision);
+            }
+            let Some(queue) = queue else {
+                // If the peek was admitted, the next attempt charges the request. Otherwise, other
+                // limits or a block denied the request. The next attempt is then the last one: it
+                // makes the limits that count denied requests count this request.
+                self.is_last = !is_admitted;
+                self.has_peeked = true;
+                return None;
+            };
+            self.has_peeked = false;
+            let entered = Wait::enter(self.wait.take(), limiter, queue, turn.longest_wait);
+            let Some(wait) = entered else {
+                if effect == Effect::Charge {
+                    store.count(now, &original, charges, &decision.decided, outcomes);
+                    return Some(decision);
+                }
+                self.is_last = true;
+                return None;
+            };
+            let wait = self.wait.insert(wait);
+            wait.begin(releases, hint(charges, outcomes));
+            self.is_last = !wait.next_attempt(self.block_changes).await;
+            turn.none_unless_cancelled().await
+        }
+    }
 
     impl SlotTurn<'_> {
-        /// Decides a request. The request waits in a queue if no slots are free.
-        pub(super) async fn decide_in_queue<'c, L: RateLimiter + ?Sized>(
-            &self,
-            limiter: &L,
-            charges: &mut Vec<Charge<'c>>,
-            outcomes: &mut Vec<Outcome>,
-            first_search: CacheSearch,
-        ) -> TurnDecision<ReceiptOf<L>> {
-            let (store, original) = (limiter.store(), charges.clone());
-            let counts_denied = counts_denied(&original);
-            let mut wait: Option<Wait<'_, 'c, L>> = None;
-            let mut cache_search = first_search;
-            let mut has_peeked = !counts_denied;
-            let mut is_last = false;
-            loop {
-                let own = wait.as_ref().map(|wait| wait.ticket.number());
-                let ahead = queue_ahead(limiter.wait_queues(), &original, own);
-                let ahead = ahead.filter(|_| !is_last);
-                let effect = if is_last || (has_peeked && ahead.is_none()) {
-                    Effect::Charge
-                } else {
-                    Effect::Peek
-                };
-                let releases = wait.as_ref().map_or(0, |wait| wait.ticket.releases());
-                charges.clone_from(&original);
-                let now = limiter.now();
-                let request = attempt(charges, now, effect, cache_search);
-                let turn = self.call(store, request, outcomes).await;
-                cache_search = CacheSearch::Due;
-                if self.is_cancelled() {
-                    return turn;
-                }
-                let is_admitted = turn.decided.decision == Decision::Admitted;
-                let queue = if is_admitted {
-                    ahead
-                } else {
-                    queue_of_denial(&turn.decided, charges, outcomes)
-                };
-                if effect == Effect::Charge && (is_admitted || is_last || queue.is_none()) {
-                    let end = if is_admitted {
-                        WaitEnd::Admitted
-                    } else {
-                        WaitEnd::Denied
-                    };
-                    if let Some(wait) = wait {
-                        wait.end(end);
-                    }
-                    store.count(now, &original, charges, &turn.decided, outcomes);
-                    return turn;
-                }
-                let Some(queue) = queue else {
-                    // If the peek was admitted, the next attempt charges the request. Otherwise,
-                    // other limits denied the request. The next attempt is then the last one: it
-                    // makes the limits that count denied requests count this request.
-                    is_last = !is_admitted;
-                    has_peeked = true;
-                    continue;
-                };
-                has_peeked = !counts_denied;
-                let entered = Wait::enter(wait.take(), limiter, queue, self.longest_wait);
-                let Some(mut waiting) = entered else {
-                    if effect == Effect::Charge {
-                        store.count(now, &original, charges, &turn.decided, outcomes);
-                        return turn;
-                    }
-                    is_last = true;
-                    continue;
-                };
-                let hint = hint(charges, outcomes);
-                is_last = !waiting.next_attempt(releases, hint).await;
-                if self.is_cancelled() {
-                    // The store is not being called, so the caller drops this future instead of
-                    // polling it.
-                    std::future::pending::<()>().await;
-                }
-                wait = Some(waiting);
+        /// Returns `None`. If the request is cancelled, never returns: the store is not being
+        /// called, so the caller drops this future instead of polling it.
+        async fn none_unless_cancelled<T>(&self) -> Option<T> {
+            if self.is_cancelled() {
+                std::future::pending::<()>().await;
             }
+            None
         }
     }
 
@@ -498,20 +712,25 @@ mod queued {
     }
 
     /// A waiting request. Dropping it moves the next request to the front of the queue.
-    struct Wait<'l, 'c, L: RateLimiter + ?Sized>
-    where
-        'c: 'l,
-    {
+    struct Wait<'l, L: RateLimiter + ?Sized> {
         ticket: Ticket<'l>,
-        key: &'c [u8],
-        /// The timer that elapses at the end of the request's longest wait.
-        deadline: Pin<Box<Sleep>>,
+        /// When the request entered the queue.
+        entered: Instant,
+        /// The end of the request's longest wait.
+        deadline: Instant,
         /// The number of attempts since the request became first in the queue, or since slots were
         /// last released.
         attempts: u32,
         /// Whether the request has just entered the queue. If it is also first, it is decided again
         /// without a delay, because slots may have been released before it was in the queue.
         is_new: bool,
+        /// The number of slot releases on the key before the latest decision.
+        releases: u64,
+        /// The time of the next attempt if the request is first in the queue and no slots are
+        /// released.
+        poll_at: Instant,
+        /// Whether the wait was interrupted only because blocks by entries have changed.
+        only_blocks_changed: bool,
         record: WaitRecord<'l, L>,
     }
 
@@ -529,22 +748,19 @@ mod queued {
         }
     }
 
-    impl<'l, 'c, L: RateLimiter + ?Sized> Wait<'l, 'c, L>
-    where
-        'c: 'l,
-    {
+    impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
         /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue,
         /// unless `queue` is full. The deadline of the request is never extended. Returns `None` if
         /// `queue` is full and the request was not waiting yet.
         fn enter(
             former: Option<Self>,
             limiter: &'l L,
-            queue: SlotQueue<'c>,
+            queue: SlotQueue<'_>,
             longest_wait: Span,
         ) -> Option<Self> {
             let longest = Duration::from(queue.slot_wait.longest.min(longest_wait));
             let max = usize::try_from(queue.slot_wait.queue).unwrap_or(usize::MAX);
-            let waiters = limiter.wait_queues();
+            let (waiters, now) = (limiter.wait_queues(), Instant::now());
             let Some(mut wait) = former else {
                 let ticket = waiters.enter(queue.key, max).ok()?;
                 let record = WaitRecord {
@@ -554,53 +770,65 @@ mod queued {
                 };
                 return Some(Self {
                     ticket,
-                    key: queue.key,
-                    deadline: Box::pin(sleep(longest)),
+                    entered: now,
+                    deadline: now + longest,
                     attempts: 0,
                     is_new: true,
+                    releases: 0,
+                    poll_at: now,
+                    only_blocks_changed: false,
                     record,
                 });
             };
-            if wait.key != queue.key
+            if wait.ticket.key() != queue.key
                 && let Ok(ticket) = wait.ticket.enter(waiters, queue.key, max)
             {
                 // This drops the ticket for the other queue, so the next request there moves to the
                 // front.
                 wait.ticket = ticket;
-                wait.key = queue.key;
+                wait.entered = now;
                 wait.attempts = 0;
                 wait.is_new = true;
-                let earliest = Instant::now() + longest;
-                if earliest < wait.deadline.deadline() {
-                    wait.deadline.as_mut().reset(earliest);
-                }
             }
+            // The longest wait may have changed since the request entered the queue.
+            wait.deadline = wait.deadline.min(wait.entered + longest);
             Some(wait)
         }
 
-        /// Waits until the request should be decided again. Returns false if its longest wait has
-        /// elapsed. `releases` is the number of slot releases on the key before the latest
-        /// decision.
-        async fn next_attempt(&mut self, releases: u64, hint: Span) -> bool {
-            let is_new = std::mem::replace(&mut self.is_new, false);
-            if !self.ticket.is_first() {
-                return self.ticket.turn_comes_within(self.deadline.as_mut()).await;
-            }
-            if is_new {
+        /// Begins to wait for the next attempt. `releases` is the number of slot releases on the
+        /// key before the latest decision, and `hint` is the earliest retry time of that decision.
+        fn begin(&mut self, releases: u64, hint: Span) {
+            self.releases = releases;
+            self.poll_at = Instant::now() + Duration::from(poll_delay(self.attempts, hint));
+        }
+
+        /// Waits until the request should be decided again, or until the blocks by entries have
+        /// been changed more often than `block_changes`. Returns false if the longest wait of the
+        /// request has elapsed.
+        async fn next_attempt(&mut self, block_changes: u64) -> bool {
+            self.only_blocks_changed = false;
+            let is_first = self.ticket.is_first();
+            if std::mem::replace(&mut self.is_new, false) && is_first {
                 return true;
             }
-            let delay = Duration::from(poll_delay(self.attempts, hint));
-            self.attempts = self.attempts.saturating_add(1);
-            let poll = std::pin::pin!(sleep(delay));
-            let timeout = async {
-                select(self.deadline.as_mut(), poll).await;
+            let seen = Seen {
+                releases: is_first.then_some(self.releases),
+                block_changes: Some(block_changes),
             };
-            if self.ticket.slots_released_within(releases, timeout).await {
+            let end = if is_first {
+                self.poll_at.min(self.deadline)
+            } else {
+                self.deadline
+            };
+            let wake = self.ticket.wake_within(seen, sleep_until(end));
+            match wake.await {
                 // Slots are being released, so another slot may soon be free. Therefore restart the
                 // backoff.
-                self.attempts = 0;
+                Wake::Turn => self.attempts = 0,
+                Wake::BlocksChanged => self.only_blocks_changed = true,
+                Wake::Timeout => self.attempts = self.attempts.saturating_add(1),
             }
-            !self.deadline.is_elapsed()
+            Instant::now() < self.deadline
         }
 
         fn end(mut self, end: WaitEnd) {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use tidegate::{
     RateLimiter,
-    rate_limiter::{CancelSignal, Receipts, SlotTurn, stretch},
+    rate_limiter::{CancelSignal, DecidedRequestTurn, Receipts, SlotTurn, TurnBuffers, stretch},
 };
 use tidegate_core::{
-    CacheSearch, Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch,
-    Store, Timestamp, Verdict,
+    Charge, Effect, Outcome, Request, RequestError, RuleSet, Scratch, Store, Timestamp, Verdict,
 };
 
 use super::{RateLimitLayer, receipt_guard::ReceiptGuard, reservation::RequestReservation};
@@ -20,12 +19,16 @@ pub(super) struct Admission<'v> {
     pub(super) reservation: RequestReservation,
 }
 
-/// A request that is not decided yet, because the store has to wait for a reply.
-pub(super) struct PendingAdmission<F> {
-    /// Whether charges of the request may be refunded later.
-    pub(super) reserves: bool,
-    /// The future that resolves to the [`Admission`].
-    pub(super) admission: F,
+/// The result of [`charge_now`].
+pub(super) enum Charged<'v> {
+    /// The request is decided.
+    Now(Admission<'v>),
+    /// The store has to wait for a reply, or the request has to wait for a slot. Nothing was
+    /// charged, and the caller must call [`charge_later`].
+    Later {
+        /// Whether charges of the request may be refunded later.
+        reserves: bool,
+    },
 }
 
 /// The buffers for keys and outcomes. They are reused for all requests of a thread.
@@ -35,31 +38,23 @@ pub(super) struct Buffers {
     outcomes: Vec<Outcome>,
 }
 
-/// Charges the request that arrived at `now`, with the settings of `layer`. `signal` cancels a
-/// pending charge.
+/// Charges the request that arrived at `now`, with the settings of `layer`.
 #[inline]
-pub(super) fn charge<'a, L: RateLimiter + 'static>(
+pub(super) fn charge_now<'a, L: RateLimiter + 'static>(
     layer: &RateLimitLayer<L>,
     rules: &'a Arc<RuleSet>,
     buffers: &'a mut Buffers,
     request: &Request<'_>,
     now: Timestamp,
-    signal: Option<&'a CancelSignal>,
-) -> MaybeReady<
-    Result<Admission<'a>, RequestError>,
-    PendingAdmission<impl Future<Output = Admission<'a>> + Send>,
-> {
+) -> Result<Charged<'a>, RequestError> {
     let Buffers { scratch, outcomes } = buffers;
-    let mut charges = match rules.charges(request, now, scratch) {
-        Ok(charges) if charges.is_empty() => {
-            return MaybeReady::Ready(Ok(Admission {
-                verdict: Verdict::unlimited(),
-                reservation: RequestReservation::default(),
-            }));
-        }
-        Ok(charges) => charges,
-        Err(error) => return MaybeReady::Ready(Err(error)),
-    };
+    let mut charges = rules.charges(request, now, scratch)?;
+    if charges.is_empty() {
+        return Ok(Charged::Now(Admission {
+            verdict: Verdict::unlimited(),
+            reservation: RequestReservation::default(),
+        }));
+    }
     let longest_wait = layer.settings.policy.longest_wait;
     for charge in &mut charges {
         charge.longest_wait = Some(longest_wait);
@@ -70,39 +65,56 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
     } else {
         Receipts::Unwanted
     };
-    let turn = SlotTurn::new(Effect::Charge, longest_wait)
-        .with_receipts(receipts)
-        .with_signal(signal);
+    let turn = SlotTurn::new(Effect::Charge, longest_wait).with_receipts(receipts);
     let limiter = &*layer.limiter;
-    let pending_stretch = stretch(limiter.store(), rules, &mut charges, now);
-    if pending_stretch.is_none()
+    if stretch(limiter.store(), rules, &mut charges, now).is_none()
         && let Some(turn) = turn.decide_now(limiter, &mut charges, outcomes, now)
     {
-        return MaybeReady::Ready(Ok(Admission {
+        return Ok(Charged::Now(Admission {
             verdict: turn.verdict(&charges, outcomes),
             reservation: reserved(layer, rules, &charges, turn.receipt),
         }));
     }
-    let admission = async move {
-        let cache_search = match pending_stretch {
-            Some(pending) => {
-                pending.finish(limiter.store(), &mut charges).await;
-                CacheSearch::Due
-            }
-            None => CacheSearch::Skip,
-        };
-        let turn = turn
-            .decide(limiter, &mut charges, outcomes, cache_search)
-            .await;
-        Admission {
-            verdict: turn.verdict(&charges, outcomes),
-            reservation: reserved(layer, rules, &charges, turn.receipt),
-        }
+    Ok(Charged::Later { reserves })
+}
+
+/// Charges a request that [`charge_now`] could not decide, and passes the rules and the admission to
+/// `finish`. `signal` cancels the charge.
+pub(super) async fn charge_later<L: RateLimiter + 'static, T>(
+    layer: &RateLimitLayer<L>,
+    rules: &Arc<RuleSet>,
+    request: &Request<'_>,
+    signal: &CancelSignal,
+    finish: impl FnOnce(&Arc<RuleSet>, Admission<'_>) -> T,
+) -> Result<T, RequestError> {
+    let mut buffers = Buffers::default();
+    let buffers = TurnBuffers {
+        scratch: &mut buffers.scratch,
+        outcomes: &mut buffers.outcomes,
     };
-    MaybeReady::Pending(PendingAdmission {
-        reserves,
-        admission,
-    })
+    let longest_wait = layer.settings.policy.longest_wait;
+    let turn = SlotTurn::new(Effect::Charge, longest_wait)
+        .with_longest_delay(longest_wait)
+        .with_receipts(Receipts::IfSettled)
+        .with_signal(Some(signal));
+    let finish = |decided: DecidedRequestTurn<'_, _>| {
+        let DecidedRequestTurn {
+            rules,
+            charges,
+            verdict,
+            receipt,
+        } = decided;
+        let reservation = reserved(layer, rules, charges, receipt);
+        finish(
+            rules,
+            Admission {
+                verdict,
+                reservation,
+            },
+        )
+    };
+    turn.decide_request(&*layer.limiter, rules, request, buffers, finish)
+        .await
 }
 
 fn reserved<L: RateLimiter + 'static>(

@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::{
     LimitedBody, RateLimitLayer, ResponseFuture,
     action::{Action, ActionPolicy},
-    admit::{self, Buffers, PendingAdmission},
+    admit::{self, Admission, Buffers, Charged},
     body_costs::BodyCosts,
     pending_action::PendingAction,
     used_entries::{Few, used_entries},
@@ -112,9 +112,8 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
         let action = BUFFERS.with_borrow_mut(|buffers| {
             let described = tidegate_core::Request::new(&entries, cost)?;
             let described = described.with_body_costs(body_costs.as_slice());
-            match admit::charge(self, &rules, buffers, &described, now, None) {
-                MaybeReady::Ready(admission) => {
-                    let admission = admission?;
+            match admit::charge_now(self, &rules, buffers, &described, now)? {
+                Charged::Now(admission) => {
                     let decided = DecidedRequest {
                         request: &described,
                         rules: &rules,
@@ -124,7 +123,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                     let action = settings.policy.action(admission, decided, target);
                     Ok(MaybeReady::Ready(action))
                 }
-                MaybeReady::Pending(PendingAdmission { reserves, .. }) => {
+                Charged::Later { reserves } => {
                     let detached = DetachedRequest {
                         entries: owned(&entries),
                         cost,
@@ -146,9 +145,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
 
     /// Decides a request if the store has to wait, or if the request waits for a concurrency slot.
     async fn decide_detached(self, request: DetachedRequest, signal: Arc<CancelSignal>) -> Action {
-        let limiter = &self.limiter;
         let target = request.target;
-        let now = limiter.now();
         let action: Result<Action, RequestError> = async {
             let entries: Vec<(&str, &str)> = request
                 .entries
@@ -157,22 +154,18 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                 .collect();
             let described = tidegate_core::Request::new(&entries, request.cost)?;
             let described = described.with_body_costs(request.body_costs.as_slice());
-            let mut buffers = Buffers::default();
-            let (rules, signal) = (&request.rules, Some(&*signal));
-            let admission = match admit::charge(&self, rules, &mut buffers, &described, now, signal)
-            {
-                MaybeReady::Ready(admission) => admission?,
-                MaybeReady::Pending(PendingAdmission { admission, .. }) => admission.await,
+            let finish = |rules: &Arc<RuleSet>, admission: Admission<'_>| {
+                let decided = DecidedRequest {
+                    request: &described,
+                    rules,
+                    // Read the time again, because the request may have waited for a slot.
+                    now: self.limiter.now(),
+                };
+                self.limiter.observe(decided, &admission.verdict);
+                let target = || target.clone();
+                self.settings.policy.action(admission, decided, target)
             };
-            let decided = DecidedRequest {
-                request: &described,
-                rules,
-                // Read the time again, because the request may have waited for a slot.
-                now: limiter.now(),
-            };
-            limiter.observe(decided, &admission.verdict);
-            let target = || target.clone();
-            Ok(self.settings.policy.action(admission, decided, target))
+            admit::charge_later(&self, &request.rules, &described, &signal, finish).await
         }
         .await;
         action.unwrap_or_else(|error| self.settings.policy.uncounted(error, &target))

@@ -13,7 +13,7 @@ use hyper::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tidegate::{DecidedRequest, RateLimiter as _, rate_limiter::SlotTurn};
-use tidegate_core::{Cost, Effect, RuleSet, Scratch, Span, Timestamp, Verdict, notation};
+use tidegate_core::{Cost, Effect, RuleSet, Span, Timestamp, Verdict, notation};
 use tidegate_identity::{
     AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
     header_text, split_joined_headers,
@@ -208,22 +208,41 @@ async fn decide_forwarded(
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
     let names = context.headers.borrow().rule_names();
     with_scratch(async |scratch| {
-        let now = context.limiter.now();
-        let (verdict, reservation) = limit(context, options, &rules, scratch, &described)
-            .await
-            .map_err(|error| refusal(error, names))?;
-        let audited = AuditedRequest {
-            listener: ListenerKind::Http,
-            origin: Origin::Listener,
-            decided: DecidedRequest {
-                request: &described,
-                rules: &rules,
-                now,
-            },
+        let limiter = &context.limiter;
+        let now = limiter.now();
+        let finish = |rules: &RuleSet, verdict: &Verdict<'_>| {
+            let audited = AuditedRequest {
+                listener: ListenerKind::Http,
+                origin: Origin::Listener,
+                decided: DecidedRequest {
+                    request: &described,
+                    rules,
+                    now,
+                },
+            };
+            limiter.observe_and_audit(audited, verdict);
+            let mut answer = answer(context, options, verdict, now);
+            options.add_log_headers(&mut answer, audited.decided, verdict, context);
+            answer
         };
-        context.limiter.observe_and_audit(audited, &verdict);
-        let mut answer = answer(context, options, &verdict, now);
-        options.add_log_headers(&mut answer, audited.decided, &verdict, context);
+        let decided = match options.reserve {
+            None => {
+                let decision = limiter.check(&rules, scratch, &described, Effect::Charge);
+                let verdict = decision.boxed().await.map_err(ReserveError::from);
+                verdict.map(|verdict| (finish(&rules, &verdict), None))
+            }
+            Some(ttl) => {
+                let turn = SlotTurn::at_once();
+                let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>, reservation| {
+                    (finish(rules, verdict), reservation)
+                };
+                let reserving = limiter.reserve(&rules, scratch, &described, ttl, turn, finish);
+                // This future is boxed because it is large, and because reservations are rarer than
+                // checks.
+                Box::pin(reserving).await
+            }
+        };
+        let (mut answer, reservation) = decided.map_err(|error| refusal(error, names))?;
         if let Some(Reservation { token, .. }) = reservation {
             add_token(&mut answer, &token, context).await?;
         }
@@ -257,27 +276,6 @@ fn answer(
     match verdict.allowed {
         true => context.headers_only(status, verdict, now),
         false => context.public_verdict(status, verdict, now),
-    }
-}
-
-/// Evaluates the limits for a request, and makes a reservation if the options request one.
-async fn limit<'a>(
-    context: &ConnectionContext,
-    options: &Options<'_>,
-    rules: &'a Arc<RuleSet>,
-    scratch: &'a mut Scratch,
-    request: &tidegate_core::Request<'_>,
-) -> Result<(Verdict<'a>, Option<Reservation>), ReserveError> {
-    let limiter = &context.limiter;
-    match options.reserve {
-        None => {
-            let decision = limiter.check(rules, scratch, request, Effect::Charge);
-            Ok((decision.boxed().await?, None))
-        }
-        // This future is boxed because it is large, and because reservations are rarer than checks.
-        Some(ttl) => {
-            Box::pin(limiter.reserve(rules, scratch, request, ttl, SlotTurn::at_once())).await
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{cell::Cell, sync::Arc};
 
 use tidegate::RateLimiter as _;
 use tidegate_core::{
-    Cost, Effect, Request, RuleSet, Scratch, Span,
+    Cost, Effect, Request, RuleSet, Scratch, Span, Verdict,
     bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{
@@ -50,19 +50,19 @@ pub(super) async fn check(
     };
     with_request(context, check, async |rules, request, scratch| {
         let limiter = &context.limiter;
-        let mut now = limiter.now();
-        let verdict = if wait.get() > Span::ZERO {
-            let decision = limiter.check_within(rules, scratch, request, effect, wait.get());
+        if wait.get() > Span::ZERO {
+            let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>| {
+                let now = limiter.now();
+                context.observe(rules, request, verdict, now);
+                context.verdict(status(verdict), verdict, now)
+            };
+            let decision = limiter.check_within(rules, scratch, request, wait.get(), finish);
             // A request rarely waits, and the future is large, so it is boxed.
-            let verdict = Box::pin(context.wait_for(decision, || false)).await??;
-            now = limiter.now();
-            verdict
-        } else {
-            limiter
-                .check(rules, scratch, request, effect)
-                .boxed()
-                .await?
-        };
+            return Ok(Box::pin(context.wait_for(decision, || false)).await??);
+        }
+        let now = limiter.now();
+        let decision = limiter.check(rules, scratch, request, effect);
+        let verdict = decision.boxed().await?;
         if effect == Effect::Charge {
             context.observe(rules, request, &verdict, now);
         }

@@ -1,10 +1,10 @@
 //! `POST /v1/reserve`, `/v1/settle` and `/v1/renew`: charges that are settled later.
 
-use std::cell::Cell;
+use std::{cell::Cell, sync::Arc};
 
 use hyper::{HeaderMap, StatusCode, header::HeaderName};
 use tidegate::rate_limiter::{CancelSignal, SlotTurn};
-use tidegate_core::{Effect, Span, bounds::MAX_COUNT, notation};
+use tidegate_core::{Effect, RuleSet, Span, Verdict, bounds::MAX_COUNT, notation};
 use tidegate_limiter::reservations::{
     DEFAULT_TTL, Reservation, ReservationError, ReserveError, SettledReservation,
 };
@@ -42,20 +42,22 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
         let limiter = &context.limiter;
         let signal = CancelSignal::default();
         let turn = SlotTurn::new(Effect::Charge, wait.get()).with_signal(Some(&signal));
-        let reserving = limiter.reserve(rules, scratch, request, ttl.get(), turn);
-        let reserved = if wait.get() > Span::ZERO {
+        let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>, reservation| {
+            let now = limiter.now();
+            context.observe(rules, request, verdict, now);
+            let mut body = verdict::body(verdict, RuleNames::Shown);
+            if let Some(reservation) = reservation {
+                add_reservation(&mut body, &reservation);
+            }
+            context.verdict_with(body, status(verdict), verdict, now)
+        };
+        let reserving = limiter.reserve(rules, scratch, request, ttl.get(), turn, finish);
+        let answer = if wait.get() > Span::ZERO {
             context.wait_for(reserving, || signal.cancel()).await?
         } else {
             reserving.await
         };
-        let (verdict, reservation) = reserved.map_err(refusal)?;
-        let now = limiter.now();
-        context.observe(rules, request, &verdict, now);
-        let mut body = verdict::body(&verdict, RuleNames::Shown);
-        if let Some(reservation) = reservation {
-            add_reservation(&mut body, &reservation);
-        }
-        Ok(context.verdict_with(body, status(&verdict), &verdict, now))
+        answer.map_err(refusal)
     })
     .await
 }

@@ -1,8 +1,10 @@
 //! `TIDEGATE.CHECK`: evaluates the rules for a request.
 
+use std::sync::Arc;
+
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
-    Cost, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
+    Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{
@@ -133,20 +135,29 @@ impl<'a> CheckCommand<'a> {
             normalized = rewritten(entries, &replaced);
             Request::new(&normalized, self.cost)?
         };
+        let (limiter, effect, now) = (context.limiter, self.effect, context.now);
         let scratch = &mut context.buffers.scratch;
-        let limiter = context.limiter;
-        let verdict = limiter.check_within(&rules, scratch, &request, self.effect, self.wait);
-        match verdict {
-            MaybeReady::Ready(verdict) => {
-                let verdict = verdict?;
-                let now = context.now;
+        let decided = if self.wait > Span::ZERO {
+            let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>| {
+                let audited = audited(&request, rules, now);
+                give(limiter, audited, verdict, effect, reply);
+            };
+            let decision = limiter.check_within(&rules, scratch, &request, self.wait, finish);
+            decision.ready()
+        } else {
+            let decision = limiter.check(&rules, scratch, &request, effect).ready();
+            decision.map(|verdict| {
                 let audited = audited(&request, &rules, now);
-                give(context.limiter, audited, &verdict, self.effect, reply);
-            }
-            MaybeReady::Pending(_) => {
+                give(limiter, audited, &verdict?, effect, reply);
+                Ok(())
+            })
+        };
+        match decided {
+            Some(decided) => decided?,
+            None => {
                 let later = PendingCommand::Check(PendingCheck {
                     request: OwnedRequest::new(request.entries(), self.cost),
-                    effect: self.effect,
+                    effect,
                     wait: self.wait,
                 });
                 context.pending.push(PendingReply::new(later, reply));
@@ -242,20 +253,20 @@ impl PendingCheck {
             Err(error) => return refuse(error, reply),
         };
         let (effect, scratch) = (self.effect, &mut scratch);
+        let mut finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>| {
+            let audited = audited(&request, rules, limiter.now());
+            give(limiter, audited, verdict, effect, reply);
+        };
         let decided = if self.wait > Span::ZERO {
-            let waiting = limiter.check_within(&rules, scratch, &request, effect, self.wait);
+            let waiting = limiter.check_within(&rules, scratch, &request, self.wait, finish);
             // A request rarely waits, and the future is large, so it is boxed.
             Box::pin(waiting.into_future()).await
         } else {
             let decision = limiter.check_after_pending(&rules, scratch, &request, effect);
-            decision.await
+            decision.await.map(|verdict| finish(&rules, &verdict))
         };
-        match decided {
-            Ok(verdict) => {
-                let audited = audited(&request, &rules, limiter.now());
-                give(limiter, audited, &verdict, self.effect, reply);
-            }
-            Err(error) => refuse(error, reply),
+        if let Err(error) = decided {
+            refuse(error, reply);
         }
     }
 }

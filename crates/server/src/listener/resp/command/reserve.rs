@@ -5,14 +5,14 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tidegate::rate_limiter::{CancelSignal, SlotTurn};
 use tidegate_core::{
-    Effect, Request, RequestError, Scratch, Span,
+    Effect, Request, RequestError, RuleSet, Scratch, Span, Verdict,
     bounds::{MAX_COUNT, MAX_ENTRIES},
 };
 use tidegate_limiter::{
     ServerLimiter,
     entries::{normalize, rewritten},
     metrics::ListenerKind,
-    reservations::{DEFAULT_TTL, ReservationError, ReserveError},
+    reservations::{DEFAULT_TTL, Reservation, ReservationError, ReserveError},
 };
 
 use super::{
@@ -125,28 +125,29 @@ impl ReserveCommand {
             Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
         };
         let turn = SlotTurn::new(Effect::Charge, self.wait).with_signal(Some(&self.signal));
-        let reserved = limiter.reserve(&rules, &mut scratch, &request, self.ttl, turn);
-        let reserved = reserved.await;
-        let now = limiter.now();
-        let (verdict, reservation) = match reserved {
-            Ok(reserved) => reserved,
+        let finish =
+            |rules: &Arc<RuleSet>, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
+                limiter.observe_and_audit(audited(&request, rules, limiter.now()), verdict);
+                reply.array(VERDICT_PARTS + 2);
+                render_parts(verdict, reply);
+                match reservation {
+                    Some(reservation) => {
+                        reply.bulk(reservation.token.as_bytes());
+                        reply.count(reservation.expires_in.as_millis_ceil());
+                    }
+                    None => {
+                        reply.null();
+                        reply.integer(-1);
+                    }
+                }
+            };
+        let reserved = limiter.reserve(&rules, &mut scratch, &request, self.ttl, turn, finish);
+        match reserved.await {
+            Ok(()) => {}
             Err(error @ ReserveError::TooMany(1..)) => {
-                return reject(limiter, reply, format_args!("BUSY {error}"));
+                reject(limiter, reply, format_args!("BUSY {error}"));
             }
-            Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
-        };
-        limiter.observe_and_audit(audited(&request, &rules, now), &verdict);
-        reply.array(VERDICT_PARTS + 2);
-        render_parts(&verdict, reply);
-        match reservation {
-            Some(reservation) => {
-                reply.bulk(reservation.token.as_bytes());
-                reply.count(reservation.expires_in.as_millis_ceil());
-            }
-            None => {
-                reply.null();
-                reply.integer(-1);
-            }
+            Err(error) => reject(limiter, reply, format_args!("ERR {error}")),
         }
     }
 }
