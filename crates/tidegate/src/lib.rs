@@ -31,6 +31,7 @@ mod holding_times;
 mod key;
 mod keyed;
 mod limiter;
+mod override_limits;
 pub mod rate_limiter;
 #[cfg(feature = "redis")]
 mod remote;

@@ -4,7 +4,7 @@ use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidegate_core::{
-    Charge, Effect, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch, Store,
+    Charge, Effect, Limits, MemoryStore, Outcome, Request, RequestError, RuleSet, Scratch, Store,
     StoreDecision, Timestamp, Verdict,
 };
 
@@ -13,6 +13,7 @@ use crate::timer::TokioTimer;
 use crate::{
     AcquireError, BlockingStore, IntoPolicy, Limiter, RateLimiter, Waiters,
     limiter::Waits,
+    override_limits::OverrideLimits,
     rate_limiter::stretch,
     timer::{Timer, block_on},
     waiters::QueuedRequest,
@@ -62,6 +63,7 @@ impl<S: Store> Limiter<S, Rules> {
         CurrentRules {
             limiter: self,
             rules: self.policy.0.load_full(),
+            override_limits: OverrideLimits::default(),
         }
     }
 
@@ -98,10 +100,14 @@ impl<S: Store> RateLimiter for Limiter<S, Rules> {
 }
 
 /// The rules of a limiter at one point in time. Verdicts borrow from them.
+///
+/// Changes of [overrides](tidegate_core::Overrides) apply at once. The limits of all overrides that
+/// requests have used are kept until this value is dropped, so do not keep it longer than needed.
 #[derive(Clone, Debug)]
 pub struct CurrentRules<'a, S> {
     limiter: &'a Limiter<S, Rules>,
     rules: Arc<RuleSet>,
+    override_limits: OverrideLimits,
 }
 
 impl CurrentRules<'_, MemoryStore> {
@@ -266,11 +272,27 @@ impl<S: Store> CurrentRules<'_, S> {
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
     ) -> Verdict<'_> {
-        const OWN: &str = "the charges were made under these rules, which have no overrides";
-        let limits = charges
+        let own = charges
             .iter()
-            .map(|charge| self.rules.own_limits(charge).expect(OWN));
-        decided.verdict_on(limits, outcomes)
+            .map_while(|charge| self.rules.own_limits(charge));
+        if own.clone().count() == charges.len() {
+            return decided.verdict_on(own, outcomes);
+        }
+        let limits: Vec<&Limits> = charges
+            .iter()
+            .map(|charge| self.limits_of(charge))
+            .collect();
+        decided.verdict_on(limits.into_iter(), outcomes)
+    }
+
+    /// Returns the limits of `charge`, borrowed from this value.
+    fn limits_of(&self, charge: &Charge<'_>) -> &Limits {
+        if let Some(own) = self.rules.own_limits(charge) {
+            return own;
+        }
+        let limits = self.override_limits.keep(&self.rules.limits_of(charge));
+        let stretched = limits.stretched().filter(|_| charge.limits.is_stretched());
+        stretched.unwrap_or(limits)
     }
 }
 
@@ -329,8 +351,9 @@ fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
 mod tests {
     use tidegate_core::{
         AlgorithmName, Condition, Cost, Effect, EntryBlock, EntryBlockTarget, EntryBlocks,
-        Headroom, LimitSpec, MemoryBounds, MemoryStore, Pattern, Reason, Request, RetryAfter, Rule,
-        Scratch, Span, UnusedShare, When, notation,
+        Headroom, LimitSpec, MemoryBounds, MemoryStore, Override, OverrideTarget, Overrides,
+        Pattern, Reason, Replacement, Request, RetryAfter, Rule, Scratch, Span, UnusedShare, When,
+        notation,
     };
 
     use super::*;
@@ -406,6 +429,51 @@ mod tests {
                 assert_eq!(verdict.retry_after, RetryAfter::After(Span::from_secs(60)));
             }
         }
+    }
+
+    /// The verdict of a request with an override has the limits of the override, even if the
+    /// override is changed while the verdict is in use.
+    #[test]
+    fn a_verdict_borrows_the_limits_of_an_override() {
+        let clock = Clock::manual(Timestamp::from_micros(1));
+        let overrides = Overrides::default();
+        let limits = vec!["9/h".parse().unwrap()];
+        let api = Rule::new("api", limits).unwrap();
+        let api = api.keyed_by(&["user"]).unwrap();
+        let unused = Headroom::Unused(UnusedShare::new("all", 50).unwrap());
+        let api = api.elastic(200, unused).unwrap();
+        let all = Rule::new("all", vec!["100/h".parse().unwrap()]).unwrap();
+        let rules = RuleSet::build(vec![api, all], Vec::new()).unwrap();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Limiter::new(rules.with_overrides(&overrides), store, clock);
+        let set = |texts: &[&str]| {
+            let new = Override {
+                replacement: Replacement::Limits(
+                    texts.iter().map(|text| Box::from(*text)).collect(),
+                ),
+                until: None,
+                reason: "launch".into(),
+            };
+            let target = OverrideTarget::of(&["alice"]);
+            overrides.set("api", &target, new, limiter.now()).unwrap();
+        };
+        let rules = limiter.current();
+        let request = Request::new(&[("user", "alice")], Cost::ONE).unwrap();
+        let most = |verdict: &Verdict<'_>| {
+            let lines = verdict.lines.iter();
+            let most = lines.map(|line| line.limit.quota() + line.limit.soft_allowance());
+            most.collect::<Vec<_>>()
+        };
+        set(&["20/h", "3/s"]);
+        let verdict = rules.check(&request).unwrap();
+        set(&["50/h"]);
+        assert_eq!(most(&verdict), [60, 9, 100], "the limits are stretched");
+        assert_eq!(verdict.lines[0].rule, Some("api"));
+        assert_eq!(most(&rules.peek(&request).unwrap()), [150, 100]);
+        overrides.clear();
+        assert_eq!(most(&rules.check(&request).unwrap()), [27, 100]);
+        let other = Request::new(&[("user", "bob")], Cost::ONE).unwrap();
+        assert_eq!(most(&rules.check(&other).unwrap()), [27, 100]);
     }
 
     #[test]
