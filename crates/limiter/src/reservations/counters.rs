@@ -14,7 +14,7 @@ use tidegate_redis::{
 
 use super::{
     Reservation,
-    error::ReserveError,
+    error::{NotOutstanding, ReservationError, ReserveError},
     final_charges::FinalCharges,
     random_id,
     table::{OutstandingReservation, ReservationPermit},
@@ -169,15 +169,15 @@ impl ServerLimiter {
     ) -> Result<CounterSettlement, StoreError> {
         let keys = &self.reservations.keys;
         let Some(contents) = keys.open(token, ReservationKind::Counters) else {
-            return Ok(CounterSettlement::NotOutstanding);
+            return Ok(self.not_outstanding(&ReservationError::Invalid));
         };
         let (id, cost) = (contents.id, cost.min(bounds::MAX_COUNT));
         match contents.charges {
-            TokenCharges::None => Ok(CounterSettlement::NotOutstanding),
+            TokenCharges::None => Ok(self.unknown_counters()),
             TokenCharges::OnServer => Ok(self.settle_own_counters(id, limits_of, cost)),
             TokenCharges::InRedis(shared) => {
                 let Some((charges, receipt)) = known_counters(shared, limits_of) else {
-                    return Ok(CounterSettlement::NotOutstanding);
+                    return Ok(self.unknown_counters());
                 };
                 let list = charges.as_charges();
                 let reservation = RedisReservation {
@@ -204,9 +204,9 @@ impl ServerLimiter {
         let mut table = self.reservations.table();
         if let Some(keys) = table.settled_counters(&id) {
             return if keys.iter().all(|key| limits_of(key).is_some()) {
-                CounterSettlement::SettledBefore
+                self.settled_before()
             } else {
-                CounterSettlement::NotOutstanding
+                self.unknown_counters()
             };
         }
         let is_known = |outstanding: &&OutstandingReservation| {
@@ -214,10 +214,10 @@ impl ServerLimiter {
             charges.all(|charge| limits_of(&charge.key).is_some())
         };
         if table.get(&id).filter(is_known).is_none() {
-            return CounterSettlement::NotOutstanding;
+            return self.unknown_counters();
         }
         let Some(outstanding) = table.remove(&id) else {
-            return CounterSettlement::NotOutstanding;
+            return self.unknown_counters();
         };
         let is_expired = outstanding.expires <= now;
         if !is_expired {
@@ -226,7 +226,7 @@ impl ServerLimiter {
         drop(table);
         if is_expired {
             self.expire_locally(outstanding, now);
-            return CounterSettlement::NotOutstanding;
+            return self.not_outstanding(&NotOutstanding::Expired.into());
         }
         let is_charged = |at| {
             let receipt = outstanding.receipt.as_ref();
@@ -247,7 +247,7 @@ impl ServerLimiter {
         cost: u64,
     ) -> Result<CounterSettlement, StoreError> {
         let Some(redis_store) = self.redis_store() else {
-            return Ok(CounterSettlement::NotOutstanding);
+            return Ok(self.unknown_counters());
         };
         let (id, receipt, now) = (reservation.id, reservation.receipt, self.now());
         let settlements = FinalCharges::new(charges, cost).settlements;
@@ -256,16 +256,35 @@ impl ServerLimiter {
         match ended.await? {
             ReservationStatus::Ended => {}
             ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
-                return Ok(CounterSettlement::SettledBefore);
+                return Ok(self.settled_before());
             }
             ReservationStatus::EndedBefore(ReservationEnd::Expired)
             | ReservationStatus::Expired
-            | ReservationStatus::Outstanding(_) => return Ok(CounterSettlement::NotOutstanding),
+            | ReservationStatus::Outstanding(_) => {
+                return Ok(self.not_outstanding(&NotOutstanding::Expired.into()));
+            }
         }
         self.end_own_part(charges, id, cost, now);
         self.count_settled();
         let settled = settled(charges, |at| receipt.is_charged(at), cost);
         Ok(CounterSettlement::Settled(settled))
+    }
+
+    fn settled_before(&self) -> CounterSettlement {
+        self.reservations
+            .rejections
+            .count(&NotOutstanding::Settled.into());
+        CounterSettlement::SettledBefore
+    }
+
+    fn unknown_counters(&self) -> CounterSettlement {
+        self.not_outstanding(&NotOutstanding::Unknown.into())
+    }
+
+    /// Counts a settlement that failed for the reason `why`.
+    fn not_outstanding(&self, why: &ReservationError) -> CounterSettlement {
+        self.reservations.rejections.count(why);
+        CounterSettlement::NotOutstanding
     }
 }
 

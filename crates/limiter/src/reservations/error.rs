@@ -26,13 +26,46 @@ pub enum ReservationError {
     /// The token is malformed, was not sealed with a key of this server, or belongs to a
     /// reservation of counters.
     Invalid,
-    /// The reservation was already settled, has expired, or is known only to another server.
-    NotOutstanding(&'static str),
+    /// The reservation is not outstanding.
+    NotOutstanding(NotOutstanding),
     /// Redis did not respond. The call may be repeated.
     Unavailable(StoreError),
     /// A new process has taken over the reservations of this process. The call may be repeated on a
     /// new connection.
     Moved,
+}
+
+/// Why a reservation is not outstanding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotOutstanding {
+    /// The reservation is not known here, or has other counters than the request.
+    Unknown,
+    /// It has expired.
+    Expired,
+    /// It was already settled.
+    Settled,
+    /// It has lost its concurrency slot.
+    SlotLost,
+}
+
+impl NotOutstanding {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Unknown => {
+                "is not outstanding on this server: it was already settled, has expired, was made \
+                 before a restart, or, without Redis, was made by another server"
+            }
+            Self::Expired => "has expired",
+            Self::Settled => "was already settled at a different cost",
+            Self::SlotLost => "has lost its concurrency slot, because it was renewed too late",
+        }
+    }
+}
+
+impl From<NotOutstanding> for ReservationError {
+    fn from(why: NotOutstanding) -> Self {
+        Self::NotOutstanding(why)
+    }
 }
 
 impl ReservationError {
@@ -44,7 +77,7 @@ impl ReservationError {
                 "is not a token of this server; servers that share a Redis need the same \
                  `reservations.secret_env`"
             }
-            Self::NotOutstanding(reason) => reason,
+            Self::NotOutstanding(why) => why.reason(),
             Self::Unavailable(_) => {
                 "Redis did not execute the call, or did not answer in time; repeat the call"
             }
@@ -83,14 +116,3 @@ impl fmt::Display for ReserveError {
 }
 
 impl std::error::Error for ReserveError {}
-
-pub(super) const SETTLED: ReservationError =
-    ReservationError::NotOutstanding("was already settled at a different cost");
-pub(super) const LOST: ReservationError = ReservationError::NotOutstanding(
-    "has lost its concurrency slot, because it was renewed too late",
-);
-pub(super) const EXPIRED: ReservationError = ReservationError::NotOutstanding("has expired");
-pub(super) const UNKNOWN: ReservationError = ReservationError::NotOutstanding(
-    "is not outstanding on this server: it was already settled, has expired, was made before a \
-     restart, or, without Redis, was made by another server",
-);

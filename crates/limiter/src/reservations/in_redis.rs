@@ -5,7 +5,7 @@ use tidegate_core::{Charge, Renewal, Span, Timestamp};
 use tidegate_redis::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus};
 
 use super::{
-    error::{EXPIRED, LOST, ReservationError, SETTLED, UNKNOWN},
+    error::{NotOutstanding, ReservationError},
     final_charges::FinalCharges,
     table::OutstandingReservation,
     token::{ReservationId, SharedCharge},
@@ -66,7 +66,7 @@ impl ServerLimiter {
         cost: u64,
         now: Timestamp,
     ) -> Result<u64, ReservationError> {
-        let redis_store = self.redis_store().ok_or(UNKNOWN)?;
+        let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let final_charges = FinalCharges::new(&shared.charges, cost);
         let status = {
             let charges = shared.charges.as_charges();
@@ -82,10 +82,12 @@ impl ServerLimiter {
             ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
                 return Ok(0);
             }
-            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => return Err(SETTLED),
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
+                return Err(NotOutstanding::Settled.into());
+            }
             ReservationStatus::EndedBefore(ReservationEnd::Expired)
             | ReservationStatus::Expired
-            | ReservationStatus::Outstanding(_) => return Err(EXPIRED),
+            | ReservationStatus::Outstanding(_) => return Err(NotOutstanding::Expired.into()),
         }
         self.end_own_part(&shared.charges, id, cost, now);
         let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
@@ -136,7 +138,7 @@ impl ServerLimiter {
         now: Timestamp,
         ttl: Span,
     ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
-        let redis_store = self.redis_store().ok_or(UNKNOWN)?;
+        let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let mut shared = self.shared_reservation(shared);
         let lease = shared.charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
@@ -146,10 +148,12 @@ impl ServerLimiter {
         let renewed = redis_store.renew_reservation(reservation, until, now).await;
         match renewed.map_err(ReservationError::Unavailable)? {
             ReservationStatus::Outstanding(_) => {}
-            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => return Err(SETTLED),
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
+                return Err(NotOutstanding::Settled.into());
+            }
             ReservationStatus::EndedBefore(ReservationEnd::Expired)
             | ReservationStatus::Expired
-            | ReservationStatus::Ended => return Err(EXPIRED),
+            | ReservationStatus::Ended => return Err(NotOutstanding::Expired.into()),
         }
         if lease.is_some() {
             let mut receipt = shared.receipt.clone();
@@ -157,7 +161,7 @@ impl ServerLimiter {
             let renewed = renewed.map_err(ReservationError::Unavailable)?;
             shared.receipt = receipt;
             if renewed == Renewal::Lost {
-                return Err(LOST);
+                return Err(NotOutstanding::SlotLost.into());
             }
         }
         let mut table = self.reservations.table();

@@ -6,7 +6,7 @@ use tidegate::rate_limiter::{OwnedCharges, release_slots};
 use tidegate_core::{Renewal, Span, Store, Timestamp};
 
 use super::{
-    error::{EXPIRED, LOST, ReservationError, UNKNOWN},
+    error::{NotOutstanding, ReservationError},
     final_charges::FinalCharges,
     table::OutstandingReservation,
     token::ReservationId,
@@ -57,11 +57,11 @@ impl ServerLimiter {
         if table.is_moved {
             return Err(ReservationError::Moved);
         }
-        let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
+        let mut outstanding = table.remove(id).ok_or(NotOutstanding::Unknown)?;
         if outstanding.expires <= now {
             drop(table);
             self.expire_locally(outstanding, now);
-            return Err(EXPIRED);
+            return Err(NotOutstanding::Expired.into());
         }
         let lease = outstanding.charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
@@ -80,7 +80,7 @@ impl ServerLimiter {
         table.insert(*id, outstanding);
         drop(table);
         if renewal == Renewal::Lost {
-            return Err(LOST);
+            return Err(NotOutstanding::SlotLost.into());
         }
         Ok(ttl)
     }

@@ -30,6 +30,7 @@ mod final_charges;
 mod in_redis;
 mod local;
 mod moved;
+mod rejections;
 mod table;
 mod token;
 
@@ -47,14 +48,14 @@ use tokio::sync::Notify;
 
 pub use self::{
     counters::{CounterCharge, CounterSettlement, ReservedCounters, SettledCounter},
-    error::{ReservationError, ReserveError},
+    error::{NotOutstanding, ReservationError, ReserveError},
     token::NoTokenKey,
 };
 use self::{
-    error::{EXPIRED, UNKNOWN},
     expiry::MAX_SLEEP,
     final_charges::FinalCharges,
     in_redis::{redis_receipt, shared_charges},
+    rejections::Rejections,
     table::{OutstandingReservation, OutstandingTable, ReservationPermit},
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
 };
@@ -87,6 +88,7 @@ pub struct Reservations {
     settled: AtomicU64,
     expired: AtomicU64,
     lost: AtomicU64,
+    rejections: Rejections,
 }
 
 impl Reservations {
@@ -125,6 +127,7 @@ impl Reservations {
             settled: AtomicU64::new(0),
             expired: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            rejections: Rejections::default(),
         }
     }
 
@@ -163,7 +166,7 @@ impl Reservations {
         if table.is_moved {
             return Err(ReservationError::Moved);
         }
-        table.remove(id).ok_or(UNKNOWN)
+        table.remove(id).ok_or(NotOutstanding::Unknown.into())
     }
 
     /// Wakes the task that ends expired reservations if it could otherwise sleep beyond `due_at`.
@@ -189,6 +192,7 @@ impl Reservations {
                 .into_iter()
                 .map(|(by, count)| ([by], count.load(Ordering::Relaxed))),
         );
+        self.rejections.collect(page);
     }
 }
 
@@ -317,6 +321,15 @@ impl ServerLimiter {
         token: &str,
         cost: u64,
     ) -> Result<SettledReservation, ReservationError> {
+        let settled = self.try_settle(token, cost).await;
+        settled.inspect_err(|error| self.reservations.rejections.count(error))
+    }
+
+    async fn try_settle(
+        &self,
+        token: &str,
+        cost: u64,
+    ) -> Result<SettledReservation, ReservationError> {
         let keys = &self.reservations.keys;
         let contents = keys.open(token, ReservationKind::Request);
         let TokenContents {
@@ -328,13 +341,13 @@ impl ServerLimiter {
         } = contents.ok_or(ReservationError::Invalid)?;
         let (now, reserved, cost) = (self.now(), reserved.units(), cost.min(bounds::MAX_COUNT));
         let uncharged = match charges {
-            TokenCharges::None if expires <= now => return Err(EXPIRED),
+            TokenCharges::None if expires <= now => return Err(NotOutstanding::Expired.into()),
             TokenCharges::None => 0,
             TokenCharges::OnServer => {
                 let outstanding = self.reservations.take(&id)?;
                 if outstanding.expires <= now {
                     self.expire_locally(outstanding, now);
-                    return Err(EXPIRED);
+                    return Err(NotOutstanding::Expired.into());
                 }
                 let final_charges = FinalCharges::new(&outstanding.charges, cost);
                 let charges = self.end_locally(outstanding, &final_charges, now);
@@ -366,12 +379,19 @@ impl ServerLimiter {
         token: &str,
         ttl: Span,
     ) -> Result<Reservation, ReservationError> {
+        let renewed = self.try_renew(token, ttl).await;
+        renewed.inspect_err(|error| self.reservations.rejections.count(error))
+    }
+
+    async fn try_renew(&self, token: &str, ttl: Span) -> Result<Reservation, ReservationError> {
         let keys = &self.reservations.keys;
         let contents = keys.open(token, ReservationKind::Request);
         let mut contents = contents.ok_or(ReservationError::Invalid)?;
         let (now, ttl) = (self.now(), ttl.min(self.reservations.settings.max_ttl));
         let expires_in = match &mut contents.charges {
-            TokenCharges::None if contents.expires <= now => return Err(EXPIRED),
+            TokenCharges::None if contents.expires <= now => {
+                return Err(NotOutstanding::Expired.into());
+            }
             TokenCharges::None => ttl,
             TokenCharges::OnServer => self.renew_locally(&contents.id, now, ttl)?,
             TokenCharges::InRedis(shared) => {

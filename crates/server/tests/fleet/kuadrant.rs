@@ -104,6 +104,15 @@ impl<'n> Server<'n> {
         self.node.run(self.service.report(&request, None)).unwrap();
     }
 
+    /// Returns the number of rejected commits with this reason.
+    fn rejected(&self, reason: &str) -> u64 {
+        let limiter = Arc::clone(&self.node.limiter);
+        let page = prometheus::encode(Format::Text, move |page| limiter.collect(page));
+        let sample = format!("tidegate_reservations_rejected_total{{reason=\"{reason}\"}} ");
+        let value = page.lines().find_map(|line| line.strip_prefix(&sample));
+        value.unwrap().parse().unwrap()
+    }
+
     /// Returns each counter's remaining hits, without counting a hit.
     fn left(&self) -> Vec<u32> {
         let mut descriptors = descriptors(self.keys);
@@ -256,6 +265,25 @@ fn a_commit_that_is_abandoned_counts_the_whole_amount() {
     });
     assert!(!b.commit(&id, 40).unwrap(), "it was committed");
     assert_eq!(b.left(), [60, 960]);
+}
+
+#[test]
+fn commits_of_reservations_that_are_not_outstanding_are_counted() {
+    let (_redis, a, b) = two_nodes();
+    let (a, mut b) = (Server::on(&a), Server::on(&b));
+    let ids = [(); 2].map(|()| a.reserve(10).reservation_id);
+    assert!(b.commit(&ids[0], 10).unwrap());
+    assert!(!b.commit(&ids[0], 10).unwrap());
+    assert!(!b.commit("forged", 1).unwrap());
+    assert!(!b.commit("", 1).unwrap(), "a report, not a rejected commit");
+    b.keys = &["user"];
+    assert!(!b.commit(&ids[1], 1).unwrap(), "it holds other counters");
+    b.keys = a.keys;
+    b.node.at_millis(30_000);
+    assert!(!b.commit(&ids[1], 1).unwrap());
+    let reasons = ["invalid", "unknown", "expired", "settled", "slot_lost"];
+    let rejected = reasons.map(|reason| b.rejected(reason));
+    assert_eq!(rejected, [1, 1, 1, 1, 0]);
 }
 
 #[test]

@@ -1,0 +1,52 @@
+//! Counts the calls for reservations that are not outstanding.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_net::prometheus::{Metric, Page};
+
+use super::error::{NotOutstanding, ReservationError};
+
+const REJECTED: Metric<1> = Metric::counter(
+    "tidegate_reservations_rejected_total",
+    ["reason"],
+    "Calls to settle or renew a reservation that was not outstanding: its token or ID is not valid (`invalid`) or not known to this server (`unknown`), or it has expired (`expired`), was already settled (`settled`), or has lost its concurrency slot (`slot_lost`). Commits of Kuadrant count too; their amount is counted unless the reason is `settled`.",
+);
+
+/// The number of rejected calls by reason.
+#[derive(Debug, Default)]
+pub(super) struct Rejections {
+    invalid: AtomicU64,
+    unknown: AtomicU64,
+    expired: AtomicU64,
+    settled: AtomicU64,
+    slot_lost: AtomicU64,
+}
+
+impl Rejections {
+    /// Counts a failed call, if it failed because its reservation is not outstanding.
+    pub(super) fn count(&self, error: &ReservationError) {
+        let counter = match error {
+            ReservationError::Invalid => &self.invalid,
+            ReservationError::NotOutstanding(why) => match why {
+                NotOutstanding::Unknown => &self.unknown,
+                NotOutstanding::Expired => &self.expired,
+                NotOutstanding::Settled => &self.settled,
+                NotOutstanding::SlotLost => &self.slot_lost,
+            },
+            ReservationError::Unavailable(_) | ReservationError::Moved => return,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn collect(&self, page: &mut Page<'_>) {
+        let counters = [
+            ("invalid", &self.invalid),
+            ("unknown", &self.unknown),
+            ("expired", &self.expired),
+            ("settled", &self.settled),
+            ("slot_lost", &self.slot_lost),
+        ];
+        let counts = counters.map(|(reason, count)| ([reason], count.load(Ordering::Relaxed)));
+        page.family(&REJECTED, counts);
+    }
+}
