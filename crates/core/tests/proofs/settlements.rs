@@ -10,6 +10,7 @@ use tidegate_core::{
 use crate::{
     promises::{ask, bound},
     strategies::{self, Ask, Kind, any_kind},
+    succession,
     world::{Rule, one_shard},
 };
 
@@ -52,6 +53,72 @@ proptest! {
                 let (from, to) = (used[first].at, used[last].at);
                 let bound = bound(&limit, from, to);
                 prop_assert!(bound.is_none_or(|bound| sum <= bound), "{sum} in [{from}, {to}] over {bound:?}");
+            }
+        }
+    }
+
+    /// The limits change while charges are outstanding. Regardless of the refunds, the units that
+    /// were actually used after the change stay within the new limit's bound. A settlement never
+    /// takes units away, and refunds at most the unused units.
+    #[test]
+    fn a_refund_after_a_change_never_mints_units(
+        (before, after) in any_kind()
+            .prop_filter("units", |kind| *kind != Kind::Concurrency)
+            .prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind))),
+        start in strategies::start(),
+        steps in steps(50),
+        change in 0..50_usize,
+        known in any::<bool>(),
+        // A server settles a reservation in Redis with the limits of its own rules.
+        settles_with_new_limits in any::<bool>(),
+    ) {
+        let (old, store) = (succession::rule(&before), one_shard());
+        let new = if known {
+            succession::successor(&after, &old)
+        } else {
+            succession::rule(&after)
+        };
+        let (mut now, mut latest, mut last): (u64, u64, Option<Outcome>) = (start, 0, None);
+        let mut used: Vec<Used> = Vec::new();
+        let mut charged_before = 0;
+        for (at, (step, settled)) in steps.iter().enumerate() {
+            let rule = if at < change { &old } else { &new };
+            now = step.step.from(now, last.as_ref());
+            latest = latest.max(now);
+            let units = step.price.units(last.as_ref());
+            let (receipt, outcome) = reserve(&store, &rule.charge(units), now);
+            if outcome.allowed {
+                used.push(Used { at: latest, units, open: Some(receipt) });
+                charged_before += usize::from(at < change);
+            }
+            last = Some(outcome);
+            let open: Vec<usize> = (0..used.len()).filter(|at| used[*at].open.is_some()).collect();
+            if let Some((index, unused)) = settled && !open.is_empty() {
+                let chosen = open[index.index(open.len())];
+                let charged_under = if chosen < charged_before && !settles_with_new_limits {
+                    &old
+                } else {
+                    rule
+                };
+                let settled = &mut used[chosen];
+                let unused = (*unused).min(settled.units);
+                let charge = charged_under.charge(settled.units);
+                let receipt = settled.open.take().expect("the charge is open");
+                let left = ask(&store, rule, latest, 1, Effect::Look).remaining;
+                let settlement = Settlement { unused };
+                store.settle(&[charge], receipt, &[settlement], Timestamp::from_micros(latest));
+                settled.units -= unused;
+                let left_after = ask(&store, rule, latest, 1, Effect::Look).remaining;
+                prop_assert!((left..=left + unused).contains(&left_after), "{left}, {left_after}");
+            }
+        }
+        let after_change = &used[charged_before..];
+        for first in 0..after_change.len() {
+            let mut sum = 0_u128;
+            for last in &after_change[first..] {
+                sum += u128::from(last.units);
+                let bound = bound(&after, after_change[first].at, last.at);
+                prop_assert!(bound.is_none_or(|bound| sum <= bound), "{sum} over {bound:?}");
             }
         }
     }

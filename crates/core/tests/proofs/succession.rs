@@ -46,11 +46,11 @@ fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     prop_oneof![two_quotas(), limits]
 }
 
-fn rule(limit: &Limit) -> Rule {
+pub(crate) fn rule(limit: &Limit) -> Rule {
     Rule::new(b"key", vec![limit.clone()], false)
 }
 
-fn successor(limit: &Limit, old: &Rule) -> Rule {
+pub(crate) fn successor(limit: &Limit, old: &Rule) -> Rule {
     let mut new = rule(limit);
     new.limits = new.limits.inheriting_from(&Arc::new(old.limits.clone()));
     new
