@@ -1,4 +1,9 @@
 //! Reads numbers from a JSON document without building the document in memory.
+//!
+//! Memory: one field name or string of the document at a time, one byte for each level of nesting,
+//! and the targets. Time: the document is read once. A field name or array index on the path to a
+//! target is looked up in the sorted next tokens of the targets. All other values are only skipped,
+//! however many elements an array has.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -72,6 +77,14 @@ struct Target<'p> {
     found: Option<Result<u64, NumberError>>,
 }
 
+/// The active targets with the same next token.
+#[derive(Debug, Default)]
+struct NextTargets {
+    targets: Vec<usize>,
+    /// Whether the document contained the token before.
+    is_taken: bool,
+}
+
 /// Reads one value. For each `active` target, the first `depth` tokens of its pointer lead to this
 /// value.
 struct Reader<'a, 'p> {
@@ -93,25 +106,31 @@ impl<'p> Reader<'_, 'p> {
         }
     }
 
-    /// Returns the active targets whose next token is `token`. Marks those targets that are already
-    /// in `seen` as duplicates.
-    fn take_matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
-        let mut matching = Vec::new();
+    /// Groups the active targets by their next token.
+    fn by_next_token(&self) -> BTreeMap<&'p str, NextTargets> {
+        let mut groups = BTreeMap::<&str, NextTargets>::new();
         for at in &self.active {
-            let Some(target) = self.targets.get_mut(*at) else {
-                continue;
-            };
-            if target.tokens.get(self.depth) != Some(&token) {
-                continue;
-            }
-            if seen.contains(at) {
-                target.found = Some(Err(NumberError::Duplicate));
-            } else {
-                seen.push(*at);
-                matching.push(*at);
+            let tokens = self.targets.get(*at).map(|target| &target.tokens);
+            if let Some(token) = tokens.and_then(|tokens| tokens.get(self.depth)) {
+                groups.entry(token).or_default().targets.push(*at);
             }
         }
-        matching
+        groups
+    }
+
+    /// Returns the targets in `next`. Returns no targets if they were returned before, and marks
+    /// them as duplicates.
+    fn take(&mut self, next: &mut NextTargets) -> Vec<usize> {
+        if !next.is_taken {
+            next.is_taken = true;
+            return next.targets.clone();
+        }
+        for at in &next.targets {
+            if let Some(target) = self.targets.get_mut(*at) {
+                target.found = Some(Err(NumberError::Duplicate));
+            }
+        }
+        Vec::new()
     }
 
     fn child(&mut self, active: Vec<usize>) -> Reader<'_, 'p> {
@@ -172,9 +191,10 @@ impl<'de> Visitor<'de> for Reader<'_, '_> {
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
         self.record(Err(NumberError::NotANumber));
-        let mut seen = Vec::new();
+        let mut groups = self.by_next_token();
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-            let active = self.take_matching(&name, &mut seen);
+            let next = groups.get_mut(&*name);
+            let active = next.map_or_else(Vec::new, |next| self.take(next));
             map.next_value_seed(self.child(active))?;
         }
         Ok(())
@@ -182,16 +202,28 @@ impl<'de> Visitor<'de> for Reader<'_, '_> {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
         self.record(Err(NumberError::NotANumber));
-        let mut seen = Vec::new();
+        let groups = self.by_next_token().into_iter();
+        let mut by_index: BTreeMap<usize, NextTargets> = groups
+            .filter_map(|(token, next)| Some((array_index(token)?, next)))
+            .collect();
         let mut index = 0_usize;
-        loop {
-            let active = self.take_matching(itoa::Buffer::new().format(index), &mut seen);
+        // After the last element on the path to a target, the elements are only skipped.
+        while !by_index.is_empty() {
+            let active = by_index.remove(&index).unwrap_or_default().targets;
             if items.next_element_seed(self.child(active))?.is_none() {
                 return Ok(());
             }
             index += 1;
         }
+        while items.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
     }
+}
+
+/// Returns the array index that a token of a JSON pointer denotes. An index has no leading zeros.
+fn array_index(token: &str) -> Option<usize> {
+    let is_canonical = token == "0" || !token.starts_with(['0', '+']);
+    token.parse().ok().filter(|_| is_canonical)
 }
 
 #[cfg(test)]
@@ -263,6 +295,41 @@ mod tests {
                 "{document}"
             );
         }
+    }
+
+    /// A document of 1 MiB, the default maximum, with the maximum number of pointers.
+    #[test]
+    fn large_arrays_and_objects_are_read_once() {
+        let pointers: Vec<JsonPointer> = (0..16)
+            .map(|at| JsonPointer::parse(&format!("/list/{}/n", at * 10_000)).unwrap())
+            .chain([
+                JsonPointer::parse("/list/00/n").unwrap(),
+                JsonPointer::parse("/last").unwrap(),
+            ])
+            .collect();
+        let list: Vec<String> = (0..100_000).map(|at| format!("{{\"n\":{at}}}")).collect();
+        let fields: String = (0..10_000).map(|at| format!("\"f{at}\":[[]],")).collect();
+        let document = format!("{{{fields}\"list\":[{}],\"last\":7}}", list.join(","));
+        assert!(document.len() > 1 << 20, "{}", document.len());
+        let numbers = JsonNumbers::read(document.as_bytes(), pointers.iter()).unwrap();
+        for (at, pointer) in pointers[..16].iter().enumerate() {
+            let expected = u64::try_from(at * 10_000).ok().filter(|at| *at < 100_000);
+            assert_eq!(numbers.get(pointer.as_str()), Ok(expected), "{at}");
+        }
+        assert_eq!(numbers.get("/list/00/n"), Ok(None));
+        assert_eq!(numbers.get("/last"), Ok(Some(7)));
+    }
+
+    /// Values that are not on the path to a target are skipped without recursion.
+    #[test]
+    fn deep_nesting_does_not_overflow_the_stack() {
+        let pointer = JsonPointer::parse("/0").unwrap();
+        let deep = 500_000;
+        let document = format!("[1,{}{}]", "[".repeat(deep), "]".repeat(deep));
+        let numbers = JsonNumbers::read(document.as_bytes(), [&pointer].into_iter()).unwrap();
+        assert_eq!(numbers.get("/0"), Ok(Some(1)));
+        let open = format!("[1,{}", "[".repeat(deep));
+        assert!(JsonNumbers::read(open.as_bytes(), [&pointer].into_iter()).is_err());
     }
 
     #[test]
