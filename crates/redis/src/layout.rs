@@ -14,6 +14,7 @@
 //!                     prefix #{overrides}:changed   the ids by their last change
 //!                     prefix #{overrides}:removed   the ids that were removed
 //!                     prefix #{overrides}:ends      the ids by the end of their override
+//!                     prefix #{overrides}:versions  the versions of the latest changes
 //!   guard             prefix #ends { tag of the slot } : id    a reservation has ended
 //! ```
 //!
@@ -121,9 +122,9 @@ pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
 }
 
 /// Returns the Redis keys of the overrides, which share a cluster slot: the documents, the order of
-/// changes, the order of removals, and the end times.
-pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 4] {
-    ["", ":changed", ":removed", ":ends"]
+/// changes, the order of removals, the end times, and the latest versions.
+pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 5] {
+    ["", ":changed", ":removed", ":ends", ":versions"]
         .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
 }
 

@@ -5,6 +5,7 @@
 -- KEYS[2]  a sorted set of the ids by the version of their last change
 -- KEYS[3]  a sorted set of removed ids by the version of their removal
 -- KEYS[4]  a sorted set of the ids of overrides with an end, by their end in milliseconds
+-- KEYS[5]  a sorted set of the latest versions
 -- ARGV     one of these operations:
 --          'put', id, document, end or an empty string, maximum number of overrides: returns 1, or
 --          0 if there are too many
@@ -19,9 +20,16 @@
 --          caller has seen every removal: the version itself or, in a read that begins at 0, the
 --          newest version at its start
 --
--- Versions are milliseconds since 1970, or the next higher numbers if there are several changes in
--- one millisecond. Therefore versions also increase if Redis has lost its data.
+-- Versions are microseconds since 1970, or the next higher numbers if there are several changes in
+-- one microsecond. Therefore versions also increase if Redis has lost its data.
+--
+-- After a failover, the promoted replica may lack the last changes, and later changes get newer
+-- versions than the lost changes. A caller that has seen a lost change is recognised because the
+-- list of the latest versions does not contain its version. It then reads all overrides again.
 local call, verb, id = redis.call, ARGV[1], ARGV[2]
+
+-- The number of versions to keep. A caller that has missed more changes reads all overrides again.
+local VERSIONS = 10000
 
 local function newest(key)
   return tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or 0)
@@ -33,12 +41,18 @@ end
 
 local function next_version()
   local time = call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local now = time[1] * 1000000 + time[2]
   return string.format('%.0f', math.max(now, newest_version() + 1))
+end
+
+local function record(version)
+  call('ZADD', KEYS[5], version, version)
+  call('ZREMRANGEBYRANK', KEYS[5], 0, -VERSIONS - 1)
 end
 
 local function remove(removed, most)
   local version = next_version()
+  record(version)
   call('HDEL', KEYS[1], removed)
   call('ZREM', KEYS[2], removed)
   call('ZREM', KEYS[4], removed)
@@ -61,7 +75,9 @@ if verb == 'put' then
     call('HSETNX', KEYS[1], 'complete_since', next_version())
   end
   call('HSET', KEYS[1], id, document)
-  call('ZADD', KEYS[2], next_version(), id)
+  local version = next_version()
+  record(version)
+  call('ZADD', KEYS[2], version, id)
   call('ZREM', KEYS[3], id)
   if ends == '' then
     call('ZREM', KEYS[4], id)
@@ -87,8 +103,13 @@ end
 local version, number, base = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local last = newest_version()
 local complete_since = tonumber(call('HGET', KEYS[1], 'complete_since') or 0)
-if math.max(version, base) > last or base > 0 and base < complete_since then
+local is_known = base == 0 or base >= complete_since and call('ZSCORE', KEYS[5], ARGV[4])
+if math.max(version, base) > last or not is_known then
   return { -1 }
+end
+if version == 0 and last > 0 then
+  -- A server of an earlier version may have made the last change.
+  record(string.format('%.0f', last))
 end
 local function since(key)
   return call('ZRANGEBYSCORE', key, '(' .. ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, number)

@@ -170,6 +170,38 @@ fn the_servers_follow_a_redis_that_has_lost_its_data() {
     agree(&[a, b], &["bob 30/h"]);
 }
 
+/// A failover loses the last changes, and Redis makes another change before the servers read the
+/// changes again. Some servers have applied a lost change, and others have not.
+#[test]
+fn the_servers_agree_after_a_failover_that_has_lost_changes() {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = &nodes;
+    for node in [a, b] {
+        node.until_up(true);
+    }
+    set(a, "alice", "15/h");
+    let eval = |script: &str| redis.ask(&["EVAL", script, "0"]);
+    // The replica has only the first change.
+    eval(
+        "for _, key in ipairs(redis.call('KEYS', '*#{overrides}*')) do \
+           redis.call('COPY', key, 'replica:' .. key) \
+         end",
+    );
+    set(a, "alice", "99/h");
+    set(a, "lost", "20/h");
+    assert_eq!(shown(a), ["alice 99/h", "lost 20/h"]);
+    eval(
+        "for _, key in ipairs(redis.call('KEYS', 'replica:*')) do \
+           redis.call('COPY', key, string.sub(key, 9), 'REPLACE') \
+         end",
+    );
+    set(b, "bob", "30/h");
+    assert_eq!(shown(b), ["alice 15/h", "bob 30/h"]);
+    follow(a);
+    agree(&[a, b], &["alice 15/h", "bob 30/h"]);
+}
+
 #[test]
 fn overrides_stay_in_effect_while_redis_is_down() {
     let mut redis = RedisServer::start();
