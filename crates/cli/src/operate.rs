@@ -154,10 +154,14 @@ pub(crate) fn blocks(admin: &Admin, options: &BlocksOptions) -> Result<ExitCode,
     Ok(show(admin, blocks, print::blocks))
 }
 
-/// Returns a document with the blocks of keys and up to `most` blocks by entries. With `search`, it
-/// contains only the blocks with this string in a value or in the reason.
+/// Returns a document with up to `most` blocks of keys and up to `most` blocks by entries. With
+/// `search`, it contains only the blocks with this string in a value or in the reason, and all blocks
+/// of keys that have it.
 fn list_blocks(admin: &Admin, search: Option<&str>, most: usize) -> Result<AdminResponse, String> {
-    let mut document = match get(admin, "list the blocks", "/v1/blocks").send()? {
+    let count = (search.is_none() && most < usize::MAX).then(|| most.to_string());
+    let count = count.iter().map(|count| ("n", count));
+    let path = with_query("/v1/blocks", count);
+    let mut document = match get(admin, "list the blocks", &path).send()? {
         AdminResponse::Document(document) => document,
         problems @ AdminResponse::Problems(_) => return Ok(problems),
     };
@@ -170,6 +174,9 @@ fn list_blocks(admin: &Admin, search: Option<&str>, most: usize) -> Result<Admin
                     .is_some_and(|key| key.iter().any(has))
         });
     }
+    let listed = document["blocks"].as_array().map_or(0, Vec::len);
+    let has_more = search.is_none() && document["count"].as_u64() > u64::try_from(listed).ok();
+    document["has_more_blocks"] = has_more.into();
     let (mut by_entries, mut after) = (Vec::new(), None::<String>);
     let search = search.map(str::to_owned);
     loop {
@@ -323,8 +330,9 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
     }
 }
 
-/// Returns the top talkers of every period, and the blocks. Of the blocks by entries, it requests
-/// only the first `most`, because `--watch` repeats the request every two seconds.
+/// Returns the top talkers of every period, and the blocks. Of the blocks of keys and of the blocks
+/// by entries, it requests only the first `most`, because `--watch` repeats the request every two
+/// seconds.
 fn overview(
     admin: &Admin,
     list: impl Fn(&str) -> Result<AdminResponse, String>,

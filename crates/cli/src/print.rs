@@ -227,8 +227,8 @@ pub(crate) fn blocks(document: &Value) -> String {
     let is_lost = all().any(|block| block["persistent"] == false);
     let has_inactive = all().any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
-    if document["has_more_entry_blocks"] == true {
-        out.push_str("note: there are more blocks by entries; `tidegate blocks` lists all\n");
+    if document["has_more_blocks"] == true || document["has_more_entry_blocks"] == true {
+        out.push_str("note: there are more blocks; `tidegate blocks` lists all\n");
     }
     if has_inactive {
         out.push_str("note: inactive blocks deny no requests: the rule was removed or has another key, or no rule uses an entry of the block; lift them with `tidegate unblock`\n");

@@ -240,6 +240,32 @@ fn a_denial_appears_and_is_explained() {
     assert_no_errors(&mut browser);
 }
 
+/// A block by entries denies a request even if no rule applies to it.
+#[test]
+fn a_block_without_a_rule_is_explained() {
+    let server = server_with_token();
+    let mut browser = logged_in(&server);
+    let block = [
+        "block",
+        "--entry",
+        "ip=203.0.113.7",
+        "--for",
+        "1h",
+        "--reason",
+        "flood",
+        "--token",
+        TOKEN,
+    ];
+    let blocked = server.operate(&block);
+    assert!(blocked.status.success(), "{blocked:?}");
+    let page = "#/explain?path=/none&ip=203.0.113.7";
+    browser.open(&format!("{}{page}", url(&server)));
+    browser.wait_for("The request would be denied: its key or its entries are blocked.");
+    browser.wait_for("No rule applies to it.");
+    browser.wait_for("Blocked by the entries ip=203.0.113.7 until");
+    assert_no_errors(&mut browser);
+}
+
 /// Serves a page to the browser. Returns the address of the page.
 fn serve_page(page: String) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

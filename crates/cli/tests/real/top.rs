@@ -77,6 +77,14 @@ fn one_command_shows_every_period_and_the_blocks() {
     assert_eq!(parts.len(), 5, "{shown}");
     assert!(blocks.starts_with("RULE  KEY   LEFT"), "{blocks}");
     assert!(blocks.contains("api   acme  "), "{blocks}");
+    let blocked = server.operate(&["block", "api", "initech", "--for", "1h"]);
+    assert!(blocked.status.success(), "{blocked:?}");
+    let shown = printed(&server.operate(&["top", "--over", "all", "-n", "1"]));
+    assert!(
+        shown.contains("acme") && !shown.contains("initech"),
+        "{shown}"
+    );
+    assert!(shown.contains("note: there are more blocks;"), "{shown}");
     for user in ["umbrella", "initech"] {
         let entry = format!("user={user}");
         let blocked = server.operate(&["block", "--entry", &entry, "--for", "1h"]);
@@ -87,10 +95,7 @@ fn one_command_shows_every_period_and_the_blocks() {
         shown.contains("user=initech") && !shown.contains("user=umbrella"),
         "{shown}"
     );
-    assert!(
-        shown.contains("note: there are more blocks by entries;"),
-        "{shown}"
-    );
+    assert!(shown.contains("note: there are more blocks;"), "{shown}");
     let json = printed(&server.operate(&["top", "--over", "all", "--json"]));
     let document: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(document["periods"][3]["over_ms"], 86_400_000);

@@ -31,14 +31,14 @@ fn a_block_is_set_listed_shown_and_lifted() {
     assert_eq!(listener.ask("GET", &path(), "").json(), block);
     assert_eq!(
         listener.ask("GET", "/v1/blocks", "").json(),
-        json!({"blocks": [block]})
+        json!({"blocks": [block], "count": 1})
     );
 
     assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
     assert!(listener.spend());
     assert_eq!(
         listener.ask("GET", "/v1/blocks", "").json(),
-        json!({"blocks": []})
+        json!({"blocks": [], "count": 0})
     );
     for method in ["GET", "DELETE"] {
         let answer = listener.ask(method, &path(), "");
@@ -248,7 +248,7 @@ fn an_invalid_body_is_rejected() {
     }
     assert_eq!(
         listener.ask("GET", "/v1/blocks", "").json(),
-        json!({"blocks": []})
+        json!({"blocks": [], "count": 0})
     );
 }
 
@@ -427,7 +427,7 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
     assert_eq!(listener.ask("DELETE", &path(), "").status, 400);
     assert_eq!(
         listener.ask("GET", "/v1/blocks", "").json(),
-        json!({"blocks": []})
+        json!({"blocks": [], "count": 0})
     );
 }
 

@@ -4,7 +4,9 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    Block, BlockNote, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation,
+    Block, BlockNote, Rule, RuleSet, Span, Timestamp,
+    bounds::{MAX_BLOCKS, MAX_REASON_BYTES},
+    notation,
 };
 use tidegate_limiter::{ServerLimiter, blocks::BlockedKey, date::date, entries::Spelling};
 use tidegate_net::{
@@ -14,7 +16,7 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{audit::Auditor, end::end_document, path::KeyTarget, store_problem};
+use super::{audit::Auditor, end::end_document, path::KeyTarget, query::Query, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
@@ -33,17 +35,21 @@ struct BlockRequest<'b> {
     may_shorten: bool,
 }
 
-pub(super) async fn list(limiter: &ServerLimiter) -> Result<Answer, Problem> {
+/// Serves `GET /v1/blocks`. With `n`, the response contains only the first `n` blocks.
+pub(super) async fn list(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
+    let most = Query::parse(query, &["n"], None)?.count(MAX_BLOCKS, MAX_BLOCKS)?;
     let rules = limiter.rules();
     let mut blocks = limiter.blocks().await.map_err(store_problem)?;
+    let count = blocks.len();
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
+    blocks.truncate(most);
     let view = BlockView {
         rules: &rules,
         now: limiter.block_clock().await.map_err(store_problem)?,
         is_persistent: limiter.are_blocks_persistent(),
     };
     let documents: Vec<Value> = blocks.iter().map(|block| view.document(block)).collect();
-    let mut list = json!({"blocks": documents});
+    let mut list = json!({"blocks": documents, "count": count});
     if let Some(problem) = limiter
         .snapshots()
         .problem(limiter.now())
@@ -112,8 +118,8 @@ pub(super) async fn put(
         .await
         .map_err(store_problem)?
     {
-        let most = tidegate_core::bounds::MAX_BLOCKS;
-        let detail = format!("the maximum of {most} blocks is reached; lift some blocks first");
+        let detail =
+            format!("the maximum of {MAX_BLOCKS} blocks is reached; lift some blocks first");
         return Err(Problem::new(StatusCode::CONFLICT, detail));
     }
     let block = limiter.block_on(&key).await.map_err(store_problem)?;

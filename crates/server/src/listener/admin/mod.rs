@@ -315,7 +315,7 @@ impl Admin {
             }
             Operation::ShowTraffic => traffic::show(limiter, &head.uri),
             Operation::ResetThrottle => keys::reset_throttle(&auditor, rule).await,
-            Operation::ListBlocks => blocks::list(limiter).await,
+            Operation::ListBlocks => blocks::list(limiter, query).await,
             Operation::ShowBlock => blocks::show(limiter, target).await,
             Operation::PutBlock => blocks::put(&auditor, target, &read_body(body).await?).await,
             Operation::LiftBlock => blocks::lift(&auditor, target).await,

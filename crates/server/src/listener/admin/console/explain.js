@@ -7,7 +7,7 @@ import { blockWords, keyLink } from "./keys.js";
 
 const REASONS = {
   limit: "a limit is exhausted",
-  blocked: "the key is blocked",
+  blocked: "its key or its entries are blocked",
   store: "the store is full or unreachable",
 };
 const PROPOSED = ["path", "method", "ip"];
@@ -115,7 +115,7 @@ export function explain(app) {
     }
   }
 
-  function draw({ allowed, rules, reason, allowed_by: listed, omitted, exactness }) {
+  function draw({ allowed, rules, reason, allowed_by: listed, omitted, exactness, block }) {
     const applying = rules.filter(({ applies }) => applies);
     const others = rules.filter(({ applies }) => !applies);
     const words = allowed ? "The request would be allowed" : "The request would be denied";
@@ -126,6 +126,7 @@ export function explain(app) {
       `${words}${why}.`,
     );
     const notes = [
+      block && !applying.some((rule) => rule.block) && blockWords(block),
       listed && `The request matches the allow list (${listed}), so no rule charges it.`,
       !listed && applying.length === 0 && "No rule applies to it.",
       exactness && exactness !== "exact" && "Redis is unreachable, so the fallback policy decides.",
