@@ -253,6 +253,31 @@ fn an_invalid_body_is_rejected() {
 }
 
 #[test]
+fn a_list_contains_at_most_n_blocks_and_their_number() {
+    let listener = TestListener::open();
+    for value in ["b", "a", "c"] {
+        let path = format!("/v1/blocks/r/%2F{value}/%3A%3A");
+        assert_eq!(listener.ask("PUT", &path, "").status, 200, "{value}");
+    }
+    for (query, listed) in [("", 3), ("?n=2", 2), ("?n=100000", 3)] {
+        let list = listener
+            .ask("GET", &format!("/v1/blocks{query}"), "")
+            .json();
+        let blocks = list["blocks"].as_array().unwrap();
+        assert_eq!(
+            (blocks.len(), &list["count"]),
+            (listed, &json!(3)),
+            "{query}"
+        );
+        assert_eq!(blocks[0]["key"], json!(["/a", "::"]), "sorted by key");
+    }
+    for query in ["?n=0", "?n=100001", "?n=x", "?most=3"] {
+        let path = format!("/v1/blocks{query}");
+        assert_eq!(listener.ask("GET", &path, "").status, 400, "{query}");
+    }
+}
+
+#[test]
 fn a_key_that_fits_no_rule_is_rejected() {
     let listener = TestListener::open();
     for (path, status, expected) in [

@@ -630,7 +630,8 @@ mod queued {
         ) -> Option<TurnDecision<ReceiptOf<L>>> {
             let (store, waiters) = (limiter.store(), limiter.wait_queues());
             let is_blocked = charges.iter().any(|charge| charge.blocked.is_some());
-            if let Some(wait) = self.wait.as_mut().filter(|wait| wait.only_blocks_changed)
+            if let Some(wait) = &mut self.wait
+                && std::mem::take(&mut wait.only_blocks_changed)
                 && !is_blocked
             {
                 self.is_last = !wait.next_attempt(self.block_changes).await;

@@ -262,6 +262,21 @@ fn nesting_has_no_maximum() {
     assert_eq!(scan(&[body.as_bytes()]).usage(), tokens(12, 0, 0));
 }
 
+/// The scanner reads each byte once and has no heap memory, so a long array, or a body that never
+/// ends, needs only time in proportion to its length.
+#[test]
+fn a_large_body_takes_no_more_memory_than_a_small_one() {
+    assert!(size_of::<UsageScanner>() <= 512);
+    assert!(!std::mem::needs_drop::<UsageScanner>(), "no heap memory");
+    let mut scanner = scan(&[b"{\"data\":[0"]);
+    for _ in 0..1_000 {
+        scanner.scan(&b",{\"usage\":{\"prompt_tokens\":9}},[1,[]],\"x\"".repeat(100));
+    }
+    assert_eq!(scanner.usage(), None, "the elements are not the usage");
+    scanner.scan(b"],\"usage\":{\"prompt_tokens\":12,\"completion_tokens\":3}}");
+    assert_eq!(scanner.usage(), tokens(12, 0, 3));
+}
+
 /// Returns the usage of a document by parsing the whole document.
 fn naive(document: &Value) -> Option<TokenUsage> {
     let at = |pointer: &str| document.pointer(pointer).and_then(Value::as_u64);
