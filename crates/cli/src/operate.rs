@@ -155,8 +155,8 @@ pub(crate) fn blocks(admin: &Admin, options: &BlocksOptions) -> Result<ExitCode,
 }
 
 /// Returns a document with up to `most` blocks of keys and up to `most` blocks by entries. With
-/// `search`, it contains only the blocks with this string in a value or in the reason, and all blocks
-/// of keys that have it.
+/// `search`, it contains only the blocks with this string in a value or in the reason; the number of
+/// such blocks of keys is then not limited.
 fn list_blocks(admin: &Admin, search: Option<&str>, most: usize) -> Result<AdminResponse, String> {
     let count = (search.is_none() && most < usize::MAX).then(|| most.to_string());
     let count = count.iter().map(|count| ("n", count));

@@ -46,7 +46,7 @@ impl Clone for OverrideLimits {
 
 impl Drop for OverrideLimits {
     fn drop(&mut self) {
-        // Without this loop, the items would be dropped recursively, which could overflow the stack.
+        // Without this loop, the items would be dropped recursively, and the stack could overflow.
         let mut next = self.0.take();
         while let Some(mut item) = next {
             next = item.next.0.take();
@@ -67,8 +67,9 @@ mod tests {
         let kept = [0, 1, 0, 1].map(|at: usize| std::ptr::from_ref(list.keep(&all[at])));
         assert_eq!([kept[0], kept[1]], [kept[2], kept[3]]);
         assert_eq!(Arc::strong_count(&all[0]), 2);
-        assert!(list.clone().0.get().is_none());
+        let copy = list.clone();
         drop(list);
+        assert!(copy.0.get().is_none());
         assert_eq!(Arc::strong_count(&all[1]), 1);
     }
 

@@ -166,7 +166,8 @@ impl Reservations {
         if table.is_moved {
             return Err(ReservationError::Moved);
         }
-        table.remove(id).ok_or(NotOutstanding::Unknown.into())
+        let taken = table.remove(id);
+        Ok(taken.ok_or(NotOutstanding::Unknown)?)
     }
 
     /// Wakes the task that ends expired reservations if it could otherwise sleep beyond `due_at`.

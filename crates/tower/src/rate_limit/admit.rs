@@ -78,7 +78,7 @@ pub(super) fn charge_now<'a, L: RateLimiter + 'static>(
     Ok(Charged::Later { reserves })
 }
 
-/// Charges a request that [`charge_now`] could not decide, and passes the rules and the admission to
+/// Charges a request that [`charge_now`] could not decide. Passes the rules and the admission to
 /// `finish`. `signal` cancels the charge.
 pub(super) async fn charge_later<L: RateLimiter + 'static, T>(
     layer: &RateLimitLayer<L>,
