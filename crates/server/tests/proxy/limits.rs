@@ -315,7 +315,7 @@ impl Uploads {
                 return;
             }
             assert!(start.elapsed() < TIMEOUT, "{open} are open, not {count}");
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
 }
@@ -366,7 +366,7 @@ fn early_answers_do_not_exceed_the_concurrency_limit() {
             .map(SemaphorePermit::forget)
             .is_err()
         {
-            std::thread::yield_now();
+            thread::yield_now();
         }
         connection.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         connection.until_closed();
