@@ -5,7 +5,8 @@ use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 use serde_json::json;
 
 use crate::support::{
-    Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, tool,
+    Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, count_admitted, free_port, repository,
+    tool,
 };
 
 /// The maximum number of start attempts, if another process takes the proxy's port first.
@@ -23,6 +24,17 @@ pub(crate) struct Proxy {
 impl Proxy {
     pub(crate) fn nginx() -> Self {
         Self::start_nginx(Server::quickstart(), "examples/nginx/nginx.conf")
+    }
+
+    /// Starts nginx with timeouts that are longer than those of the example, because requests pass
+    /// after a timeout.
+    fn patient_nginx() -> Self {
+        let config = fs::read_to_string(repository().join("examples/nginx/nginx.conf")).unwrap();
+        let patient = config
+            .replace("proxy_connect_timeout 100ms;", "proxy_connect_timeout 10s;")
+            .replace("proxy_read_timeout 1s;", "proxy_read_timeout 10s;");
+        assert_eq!(patient.matches("_timeout 10s;").count(), 2);
+        Self::start_changed_nginx(Server::quickstart(), &patient)
     }
 
     /// Starts nginx in front of a login service. Only failed logins are charged.
@@ -388,22 +400,24 @@ fn nginx_with_njs_sends_subrequests_over_pooled_connections() {
 }
 
 #[test]
+fn nginx_admits_the_exact_number_of_concurrent_requests() {
+    assert_exact_under_concurrency(&Proxy::patient_nginx());
+}
+
+#[test]
+fn caddy_admits_the_exact_number_of_concurrent_requests() {
+    assert_exact_under_concurrency(&Proxy::caddy());
+}
+
+#[test]
 fn nginx_with_njs_admits_the_exact_number_of_concurrent_requests() {
     assert_exact_under_concurrency(&Proxy::nginx_njs());
 }
 
-/// Eight clients send 80 requests at the same time, and the limit is 10.
+/// 80 requests are sent at the same time, and the limit is 10.
 fn assert_exact_under_concurrency(proxy: &Proxy) {
     let front = proxy.front;
-    let client = || {
-        let statuses = (0..10).map(|_| Ask::new("POST", front, "/login").send().status);
-        statuses.filter(|status| *status == 200).count()
-    };
-    let admitted: usize = thread::scope(|scope| {
-        let clients: Vec<_> = (0..8).map(|_| scope.spawn(client)).collect();
-        let admitted = clients.into_iter().map(|client| client.join().unwrap());
-        admitted.sum()
-    });
+    let admitted = count_admitted(80, |_| Ask::new("POST", front, "/login"));
     assert_eq!(admitted, 10);
 }
 

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, tool};
+use crate::support::{
+    Ask, EVERY_LISTENER, Process, Scratch, Server, count_admitted, free_port, repository, tool,
+};
 
 /// The maximum number of start attempts, if another process takes a port first.
 const STARTS: u32 = 5;
@@ -121,17 +123,7 @@ fn concurrent_requests_are_admitted_exactly() {
     let rules = "rules: [{name: all, limits: [{algorithm: fixed_window, limit: 100, window: 1d, anchor: first_request}]}]\n";
     let haproxy = Haproxy::with(rules, "path=path");
     let front = haproxy.front;
-    let client = || {
-        let statuses = (0..50).map(|_| Ask::get(front, "/").send().status);
-        statuses.filter(|status| *status == 200).count()
-    };
-    let admitted: usize = thread::scope(|scope| {
-        let clients: Vec<_> = (0..8).map(|_| scope.spawn(client)).collect();
-        clients
-            .into_iter()
-            .map(|client| client.join().unwrap())
-            .sum()
-    });
+    let admitted = count_admitted(400, |_| Ask::get(front, "/"));
     assert_eq!(admitted, 100, "of 400 requests");
 }
 

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Ask, Process, Scratch, Server, free_port, repository};
+use crate::support::{Ask, Process, Scratch, Server, count_admitted, free_port, repository};
 
 /// The maximum number of start attempts, if another process takes Traefik's port first.
 const STARTS: u32 = 5;
@@ -128,6 +128,14 @@ fn traefik_denies_with_429_and_retry_after() {
     let policy = "\"1/h capacity 10\";q=10;w=36000";
     assert_eq!(denied.header("ratelimit-policy"), policy);
     assert_eq!(Ask::get(traefik.front, "/login").send().status, 200);
+}
+
+#[test]
+fn concurrent_requests_are_admitted_exactly() {
+    let traefik = Traefik::start();
+    let front = traefik.front;
+    let admitted = count_admitted(80, |_| Ask::new("POST", front, "/login"));
+    assert_eq!(admitted, 10);
 }
 
 #[test]

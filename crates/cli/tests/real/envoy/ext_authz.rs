@@ -1,9 +1,9 @@
 //! Tests with Envoy's filter `ext_authz`, over gRPC and over HTTP, with the configuration of the
 //! example.
 
-use std::{fs, net::SocketAddr, thread};
+use std::{fs, net::SocketAddr};
 
-use crate::support::{Answer, Ask, Envoy, Server, repository};
+use crate::support::{Answer, Ask, Envoy, Server, count_admitted, repository};
 
 /// An Envoy with the example's configuration, and the Tidegate server that it calls.
 #[derive(Debug)]
@@ -72,20 +72,8 @@ fn both_protocols_admit_the_same_number_and_set_the_same_fields() {
 fn concurrent_requests_are_admitted_exactly() {
     let rules = "grpc: {authorization: true}\nrules: [{name: all, limits: [{algorithm: fixed_window, limit: 40, window: 1d, anchor: first_request}]}]\n";
     let authorized = Authorized::in_front_of(Server::start(rules));
-    let client = |number: usize| {
-        let front = authorized.fronts[number % 2];
-        let statuses = (0..20).map(|_| Ask::get(front, "/").send().status);
-        statuses.filter(|status| *status == 200).count()
-    };
-    let admitted: usize = thread::scope(|scope| {
-        let clients: Vec<_> = (0..8)
-            .map(|number| scope.spawn(move || client(number)))
-            .collect();
-        clients
-            .into_iter()
-            .map(|client| client.join().unwrap())
-            .sum()
-    });
+    let fronts = authorized.fronts;
+    let admitted = count_admitted(160, |client| Ask::get(fronts[client % 2], "/"));
     assert_eq!(admitted, 40, "160 requests over both protocols");
 }
 

@@ -1,7 +1,7 @@
 //! Tests how Envoy applies the responses of the rate limit service.
 
 use super::{LIMITS, Pair};
-use crate::support::Answer;
+use crate::support::{Answer, Ask, count_admitted};
 
 /// The limits of both descriptors, in the format of Envoy's header `x-ratelimit-limit`.
 const BOTH: &str = ", 1000;w=31536000, 3;w=31536000;name=\"per-key\"";
@@ -33,6 +33,23 @@ fn over_the_limit_is_429_and_every_response_has_the_remaining_hits() {
         .header("x-forwarded-for", "203.0.113.9")
         .send();
     assert_eq!(remaining(&address), (200, "1000, 1000;w=31536000", "999"));
+}
+
+#[test]
+fn concurrent_requests_are_admitted_exactly() {
+    let limits = LIMITS.replace(
+        "unit: year, requests_per_unit: 3}",
+        "unit: year, requests_per_unit: 40}",
+    );
+    assert_ne!(limits, LIMITS);
+    let pair = Pair::start(&limits);
+    let fronts = ["open", "closed"].map(|name| pair.envoy.listener(name));
+    let ask = |client: usize| Ask::get(fronts[client % 2], "/").header("x-api-key", "alice");
+    assert_eq!(
+        count_admitted(160, ask),
+        40,
+        "160 requests to both listeners"
+    );
 }
 
 #[test]

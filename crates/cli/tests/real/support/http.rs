@@ -1,6 +1,6 @@
 //! A simple HTTP client.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, thread, time::Duration};
 
 use serde_json::Value;
 use ureq::http::{HeaderMap, Method, Request};
@@ -80,4 +80,24 @@ impl Ask {
             body: response.body_mut().read_to_string().unwrap(),
         }
     }
+}
+
+/// The clients of `count_admitted`.
+const CLIENTS: usize = 8;
+
+/// Sends `requests` requests, distributed over several clients that send at the same time, and
+/// returns how many got the status 200. `ask` gets the number of the client.
+pub(crate) fn count_admitted(requests: usize, ask: impl Fn(usize) -> Ask + Sync) -> usize {
+    let client = |number| {
+        let statuses = (0..requests / CLIENTS).map(|_| ask(number).send().status);
+        statuses.filter(|status| *status == 200).count()
+    };
+    let client = &client;
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| scope.spawn(move || client(number)))
+            .collect();
+        let admitted = clients.into_iter().map(|client| client.join().unwrap());
+        admitted.sum()
+    })
 }

@@ -12,7 +12,7 @@ pub(crate) use self::{
     authority::{authority, signed},
     browser::Browser,
     envoy::{Envoy, envoy_program},
-    http::{Answer, Ask},
+    http::{Answer, Ask, count_admitted},
     process::{Process, assert_script_passes, free_port, run, tool},
     scratch::Scratch,
     server::{EVERY_LISTENER, Server, repository, tidegate},
