@@ -16,6 +16,8 @@
 //!                     prefix #{overrides}:ends      the ids by the end of their override
 //!                     prefix #{overrides}:versions  the versions of the latest changes
 //!   guard             prefix #ends { tag of the slot } : id    a reservation has ended
+//!   reservations      prefix #{reservations}        the outstanding reservations by id
+//!                     prefix #{reservations}:due    the ids by the time when any server ends them
 //! ```
 //!
 //! Two keys never collide: the byte after the prefix distinguishes rule keys from other keys, and a
@@ -126,6 +128,12 @@ pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
 pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 5] {
     ["", ":changed", ":removed", ":ends", ":versions"]
         .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
+}
+
+/// Returns the Redis keys of the journal of reservations, which share a cluster slot: the
+/// reservations, and their order.
+pub(crate) fn journal_keys(prefix: &[u8]) -> [Vec<u8>; 2] {
+    ["", ":due"].map(|part| [prefix, b"#{reservations}", part.as_bytes()].concat())
 }
 
 /// Returns the Redis key under which all servers publish their recent denials.

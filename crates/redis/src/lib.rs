@@ -59,6 +59,7 @@ mod encode;
 mod error;
 mod exec;
 mod fallback;
+mod journal;
 mod keys;
 mod layout;
 mod lead;
@@ -79,6 +80,7 @@ pub use self::{
     fallback::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
+    journal::JournalEntry,
     keys::{ScanPosition, ScannedKeys},
     overrides::{OverrideChanges, OverrideVersion},
     server_id::random_server_id,

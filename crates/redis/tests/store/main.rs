@@ -6,6 +6,7 @@ mod clock;
 mod cross_slot;
 mod differential;
 mod fallback;
+mod journal;
 mod moving;
 mod operate;
 mod refunds;

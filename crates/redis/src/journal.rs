@@ -1,0 +1,111 @@
+//! The journal of outstanding reservations in Redis. If a server stops, the other servers find its
+//! expired reservations in the journal, and end them.
+//!
+//! The journal is a queue with delayed delivery. A reservation becomes available some time after it
+//! expires, so that the server that made it can end it first. A server that takes a reservation
+//! from the journal *claims* it. Unless the server then removes it, the reservation becomes
+//! available again. A server that stops after a claim therefore loses nothing. If two servers end
+//! the same reservation, only the first call has an effect (`guard.lua`).
+//!
+//! The journal does not depend on the clocks of the Tidegate servers: the writing server sends the
+//! time that is left until the reservation becomes available, and Redis adds it to its own clock.
+//!
+//! All keys of the journal are in one cluster slot.
+
+use tidegate_core::Span;
+
+use crate::{
+    GUARD_KEPT, call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore,
+};
+
+/// The maximum number of reservations in the journal. Further reservations are not written.
+const MAX_JOURNALED: u64 = 1_000_000;
+
+/// How long a claimed reservation is not available to other servers.
+const CLAIM_LEASE: Span = Span::from_secs(2);
+
+/// The maximum number of reservations that one call claims. Decisions in the same batch wait for
+/// the call.
+const MAX_CLAIM: u64 = 64;
+
+/// The maximum number of bytes that one call claims, unless a single reservation is larger.
+const MAX_CLAIM_BYTES: u64 = 32 * 1_024;
+
+/// The ID of a reservation.
+type Id = [u8; 16];
+
+/// An entry of the journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JournalEntry {
+    /// The ID of the reservation.
+    pub id: Id,
+    /// The time until any server may end the reservation.
+    pub delay: Span,
+    /// The reservation, as opaque bytes.
+    pub value: Vec<u8>,
+}
+
+impl RedisStore {
+    /// Removes the reservations `ended` from the journal, and then writes `entries`. An entry
+    /// replaces an earlier entry of the same reservation. Returns the number of entries that were
+    /// not written, because the journal is full.
+    ///
+    /// Decisions in the same batch wait for the call, so a call should be small.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if not everything was written, or if the outcome is unknown. Retrying is
+    /// safe.
+    pub async fn write_journal(
+        &self,
+        ended: &[Id],
+        entries: &[JournalEntry],
+    ) -> Result<u64, StoreError> {
+        let mut args = vec![
+            self.instant(),
+            b"write".to_vec(),
+            text(MAX_JOURNALED),
+            text(GUARD_KEPT.as_millis_ceil()),
+            ended.len().to_string().into_bytes(),
+        ];
+        args.extend(ended.iter().map(|id| id.to_vec()));
+        for JournalEntry { id, delay, value } in entries {
+            args.extend([id.to_vec(), text(delay.as_millis_ceil()), value.clone()]);
+        }
+        let reply = self.call_journal(args).await?;
+        decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)
+    }
+
+    /// Claims some of the reservations that any server may end now. Returns their IDs and values.
+    /// The caller removes them with [`Self::write_journal`] after it has ended them. Otherwise,
+    /// they can soon be claimed again.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if nothing was claimed, or if the outcome is unknown. Retrying is safe.
+    pub async fn claim_journal(&self) -> Result<Vec<(Id, Vec<u8>)>, StoreError> {
+        let args = vec![
+            self.instant(),
+            b"claim".to_vec(),
+            text(MAX_CLAIM),
+            text(MAX_CLAIM_BYTES),
+            text(CLAIM_LEASE.as_millis_ceil()),
+        ];
+        let reply = self.call_journal(args).await?;
+        let parts = decode::keys(reply).ok_or_else(StoreError::unexpected_reply)?;
+        let mut parts = parts.into_iter();
+        let pairs = std::iter::from_fn(|| Some((parts.next()?, parts.next()?)));
+        let claimed = pairs.map(|(id, value)| Some((Id::try_from(id).ok()?, value)));
+        let claimed = claimed.collect::<Option<_>>();
+        claimed.ok_or_else(StoreError::unexpected_reply)
+    }
+
+    async fn call_journal(&self, args: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
+        let keys = layout::journal_keys(self.prefix());
+        self.call(&scripts::JOURNAL, keys.to_vec(), args).await
+    }
+}
+
+fn text(number: u64) -> Vec<u8> {
+    number.to_string().into_bytes()
+}
