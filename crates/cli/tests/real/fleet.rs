@@ -188,6 +188,34 @@ fn a_server_starts_without_redis_and_logs_it() {
     server.stop();
 }
 
+/// A server is killed, and another one is stopped. A third server refunds their reservations.
+#[test]
+fn reservations_of_killed_and_stopped_servers_cost_nothing() {
+    let redis = RedisServer::start();
+    let rules = "rules: [{name: api, key: [user], limits: [10/d], algorithm: sliding_window_log}]";
+    let mut servers = fleet(&redis, "", rules).into_iter();
+    let [killed, stopped, third] = [(); 3].map(|()| servers.next().unwrap());
+    let entries = json!({"user": "u"});
+    for server in [&killed, &stopped] {
+        let body = json!({"entries": entries, "cost": 5, "ttl": "1s"});
+        let reserve = Ask::new("POST", server.http, "/v1/reserve").body(&body);
+        assert_eq!(reserve.send().status, 200);
+    }
+    assert_eq!(third.check(&entries).status, 429);
+    eventually("the reservation is in the journal", || {
+        let written = "tidegate_reservation_journal_writes_total{result=\"ok\"} 1";
+        killed.metrics().contains(written).then_some(())
+    });
+    killed.signal("KILL");
+    assert!(!killed.wait().0.success());
+    stopped.stop();
+    // A peek reports what would remain after the request.
+    eventually("the reservations have expired", || {
+        let peek = Ask::new("POST", third.http, "/v1/peek").body(&json!({"entries": entries}));
+        (peek.send().json()["remaining"] == 9).then_some(())
+    });
+}
+
 #[test]
 fn every_metric_of_a_fleet_is_documented() {
     let page = std::fs::read_to_string(repository().join("docs/fleet.md")).unwrap();

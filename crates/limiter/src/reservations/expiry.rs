@@ -2,20 +2,21 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, join3};
 use tidegate::rate_limiter::release_slots;
 use tidegate_core::{Span, Timestamp};
 use tidegate_redis::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus};
 
 use super::{
-    final_charges::FinalCharges, in_redis::redis_receipt, table::OutstandingReservation,
+    final_charges::FinalCharges,
+    table::{OutstandingReservation, redis_receipt},
     token::ReservationId,
 };
 use crate::ServerLimiter;
 
 /// The maximum delay between the expiry of a reservation and its end in Redis. After a longer
 /// delay, the reservation is not refunded.
-const MAX_LATENESS: Span = Span::from_secs(30);
+pub(super) const MAX_LATENESS: Span = Span::from_secs(30);
 
 const _: () = assert!(
     MAX_LATENESS.as_micros() < GUARD_KEPT.as_micros(),
@@ -61,8 +62,15 @@ impl ServerLimiter {
         }
     }
 
-    /// Ends reservations as they expire, until the future is dropped.
+    /// Ends reservations as they expire, until the future is dropped. With Redis, this includes the
+    /// reservations of servers that have stopped.
     pub async fn keep_expiring_reservations(&self) {
+        let own = self.keep_expiring_own_reservations();
+        let (journal, orphans) = (self.keep_writing_journal(), self.keep_ending_orphans());
+        join3(own, journal, orphans).await;
+    }
+
+    async fn keep_expiring_own_reservations(&self) {
         loop {
             let next = self.expire_reservations().await;
             let now = self.now();
@@ -86,7 +94,10 @@ impl ServerLimiter {
             return;
         };
         if now.since(outstanding.expires) > MAX_LATENESS {
-            self.reservations.lost.fetch_add(1, Ordering::Relaxed);
+            // The server that removes the reservation from the journal counts it.
+            if !self.reservations.table().journal.leave_to_journal(&id) {
+                self.reservations.lost.fetch_add(1, Ordering::Relaxed);
+            }
             return;
         }
         let on_expiry = self.reservations.settings.on_expiry;
@@ -105,6 +116,15 @@ impl ServerLimiter {
             let ended = redis_store.end_reservation(reservation, settlements, end, now);
             ended.await
         };
+        // Before this point, the journal must keep the reservation, in case the server is killed.
+        if let Ok(
+            ReservationStatus::Ended
+            | ReservationStatus::EndedBefore(_)
+            | ReservationStatus::Expired,
+        ) = status
+        {
+            self.reservations.table().journal.end(&id);
+        }
         match status {
             Ok(ReservationStatus::Ended) => {
                 self.reservations.expired.fetch_add(1, Ordering::Relaxed);

@@ -14,14 +14,14 @@ use crate::{LimiterReceipt, ServerLimiter};
 
 /// The charges of a token, with their limits under the current rules.
 pub(super) struct SharedReservation {
-    charges: OwnedCharges,
+    pub(super) charges: OwnedCharges,
     receipt: RedisReceipt,
     /// The keys of those charges whose rules no longer exist.
     former_keys: Vec<Box<[u8]>>,
 }
 
 impl SharedReservation {
-    fn in_redis<'r>(
+    pub(super) fn in_redis<'r>(
         &'r self,
         charges: &'r [Charge<'r>],
         id: ReservationId,
@@ -34,14 +34,6 @@ impl SharedReservation {
             receipt: &self.receipt,
             former_keys: &self.former_keys,
         }
-    }
-}
-
-/// Returns the Redis receipt of the charges; `None` if the charges are not in Redis.
-pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
-    match receipt? {
-        LimiterReceipt::Memory(_) => None,
-        LimiterReceipt::Redis(receipt) => receipt.redis(),
     }
 }
 
@@ -103,7 +95,11 @@ impl ServerLimiter {
         cost: u64,
         now: Timestamp,
     ) {
-        let own = self.reservations.table().remove(&id);
+        let own = {
+            let mut table = self.reservations.table();
+            table.journal.end(&id);
+            table.remove(&id)
+        };
         let held = own.as_ref().map(|own| now.since(own.since));
         release_slots(&self.waiters, charges, held);
         if let Some(own) = own {

@@ -19,15 +19,18 @@
 //! has ended. A reservation therefore ends only once, whichever server ends it.
 //!
 //! **Expiry.** The server that made a reservation refunds it when it expires, unless `on_expiry` is
-//! `charge`. If the server is killed before that, the charges stay counted, which is safe. If the
-//! server is late by more than `MAX_LATENESS`, it does not refund, because Redis no longer stores
-//! whether the reservation was settled.
+//! `charge`. If the server has stopped before that, another server finds the reservation in the
+//! journal in Redis (`journal.rs`), and refunds it. With the memory store, the snapshot contains
+//! the outstanding reservations. If a server is late by more than `MAX_LATENESS`, it does not
+//! refund, because Redis no longer stores whether the reservation was settled.
 
 mod counters;
 mod error;
 mod expiry;
 mod final_charges;
 mod in_redis;
+mod journal;
+mod journal_changes;
 mod local;
 mod moved;
 mod rejections;
@@ -54,9 +57,10 @@ pub use self::{
 use self::{
     expiry::MAX_SLEEP,
     final_charges::FinalCharges,
-    in_redis::{redis_receipt, shared_charges},
+    in_redis::shared_charges,
+    journal::JournalWriter,
     rejections::Rejections,
-    table::{OutstandingReservation, OutstandingTable, ReservationPermit},
+    table::{OutstandingReservation, OutstandingTable, ReservationPermit, redis_receipt},
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
 };
 use crate::{LimiterReceipt, ServerLimiter};
@@ -73,7 +77,7 @@ const OUTSTANDING: Metric = Metric::gauge(
 const ENDED: Metric<1> = Metric::counter(
     "tidegate_reservations_ended_total",
     ["by"],
-    "Reservations ended by this server: settled by their holder (`settle`), expired (`expiry`), or not refunded because Redis was unreachable for too long after they expired (`lost`).",
+    "Reservations ended by this server: settled by their holder (`settle`), expired (`expiry`), or not refunded because Redis was unreachable, or no server was running, for too long after they expired (`lost`).",
 );
 
 /// The reservations of a server.
@@ -83,6 +87,8 @@ pub struct Reservations {
     keys: TokenKeys,
     table: Mutex<OutstandingTable>,
     permits: Arc<AtomicUsize>,
+    /// Writes the outstanding reservations to Redis.
+    journal: JournalWriter,
     /// Wakes the task that ends expired reservations.
     added: Notify,
     settled: AtomicU64,
@@ -123,6 +129,7 @@ impl Reservations {
             keys,
             table: Mutex::default(),
             permits: Arc::default(),
+            journal: JournalWriter::default(),
             added: Notify::new(),
             settled: AtomicU64::new(0),
             expired: AtomicU64::new(0),
@@ -194,6 +201,7 @@ impl Reservations {
                 .map(|(by, count)| ([by], count.load(Ordering::Relaxed))),
         );
         self.rejections.collect(page);
+        self.journal.collect(page);
     }
 }
 

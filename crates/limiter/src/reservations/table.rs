@@ -10,8 +10,9 @@ use std::{
 
 use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::Timestamp;
+use tidegate_redis::RedisReceipt;
 
-use super::token::ReservationId;
+use super::{journal_changes::JournalChanges, token::ReservationId};
 use crate::LimiterReceipt;
 
 /// An outstanding reservation.
@@ -29,6 +30,14 @@ pub(super) struct OutstandingReservation {
     pub(super) due_at: Timestamp,
     /// Counts the reservation until it is dropped.
     pub(super) _permit: ReservationPermit,
+}
+
+/// Returns the Redis receipt of the charges; `None` if the charges are not in Redis.
+pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
+    match receipt? {
+        LimiterReceipt::Memory(_) => None,
+        LimiterReceipt::Redis(receipt) => receipt.redis(),
+    }
 }
 
 /// A permit for one outstanding reservation. The number of permits is bounded.
@@ -57,6 +66,8 @@ pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<(Timestamp, ReservationId)>,
     settled: SettledIds,
+    /// The reservations in Redis that are not in the journal yet, or still in it.
+    pub(super) journal: JournalChanges,
     /// Whether another process has taken over the reservations. This process must not end them.
     pub(super) is_moved: bool,
 }
@@ -73,7 +84,11 @@ struct SettledIds {
 pub(super) type CounterKeys = Box<[Box<[u8]>]>;
 
 impl OutstandingTable {
+    /// Adds a reservation, or a changed reservation that was removed before.
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
+        if redis_receipt(outstanding.receipt.as_ref()).is_some() {
+            self.journal.add(id);
+        }
         self.by_due_time.insert((outstanding.due_at, id));
         self.by_id.insert(id, outstanding);
     }

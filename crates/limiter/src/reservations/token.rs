@@ -81,7 +81,7 @@ pub(super) enum TokenCharges {
 }
 
 /// A charge in Redis, with its receipt.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SharedCharge {
     pub(super) charge: StoredCharge,
     pub(super) receipt: Vec<u8>,

@@ -17,6 +17,7 @@ mod failures;
 mod kuadrant;
 mod listeners;
 mod node;
+mod orphans;
 mod overrides;
 mod reservations;
 mod shared;

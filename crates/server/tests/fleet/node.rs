@@ -129,6 +129,14 @@ impl Node {
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
 
+    /// Sets the node's clock like [`Self::at_millis`]. In calls of this node, the clock of Redis is
+    /// set to the same time.
+    pub(crate) fn at_millis_with_redis(&self, millis: u64) {
+        self.at_millis(millis);
+        let store = self.limiter.redis_store().unwrap().store();
+        store.pin_clock(self.limiter.now());
+    }
+
     /// Returns the key of `user` under this rule.
     pub(crate) fn key(&self, rule: &str, user: &str) -> Vec<u8> {
         let rules = self.limiter.rules();

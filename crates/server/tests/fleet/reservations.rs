@@ -12,14 +12,14 @@ use crate::{
     support::{RedisCluster, RedisServer, eventually},
 };
 
-const RULES: &str = "
+pub(crate) const RULES: &str = "
 rules:
   - {name: log, key: user, limits: [{algorithm: sliding_window_log, limit: 1000, window: 1h}]}
   - {name: window, key: user, limits: [{algorithm: fixed_window, limit: 5000, window: 1h}]}
   - {name: slots, when: {path: /slow}, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 1, lease: 30s}]}
 ";
 
-fn two_nodes() -> (RedisServer, Node, Node) {
+pub(crate) fn two_nodes() -> (RedisServer, Node, Node) {
     let redis = RedisServer::start();
     let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
     let [a, b] = nodes.map(|node| {
@@ -30,7 +30,12 @@ fn two_nodes() -> (RedisServer, Node, Node) {
     (redis, a, b)
 }
 
-fn reserve(node: &Node, entries: &[(&str, &str)], cost: u64, ttl: u64) -> Option<Reservation> {
+pub(crate) fn reserve(
+    node: &Node,
+    entries: &[(&str, &str)],
+    cost: u64,
+    ttl: u64,
+) -> Option<Reservation> {
     let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
     let (rules, mut scratch) = (node.limiter.rules(), Scratch::default());
     let ttl = Span::from_secs(ttl);
@@ -45,14 +50,23 @@ fn reserve(node: &Node, entries: &[(&str, &str)], cost: u64, ttl: u64) -> Option
     node.run(reserving).unwrap()
 }
 
-fn settle(node: &Node, token: &str, cost: u64) -> Result<SettledReservation, ReservationError> {
+pub(crate) fn settle(
+    node: &Node,
+    token: &str,
+    cost: u64,
+) -> Result<SettledReservation, ReservationError> {
     let limiter = Arc::clone(&node.limiter);
     node.run(limiter.settle_reservation(token, cost))
 }
 
+/// Renews a reservation for `ttl` seconds.
+pub(crate) fn renew(node: &Node, token: &str, ttl: u64) -> Result<Reservation, ReservationError> {
+    node.run(node.limiter.renew_reservation(token, Span::from_secs(ttl)))
+}
+
 /// Returns the number of remaining units under the rule `log`. Finds this number by a binary search
 /// that makes and cancels reservations.
-fn left(node: &Node, user: &str) -> u64 {
+pub(crate) fn left(node: &Node, user: &str) -> u64 {
     let (mut low, mut high) = (0, 1_001);
     while high - low > 1 {
         let middle = (low + high) / 2;
@@ -68,7 +82,7 @@ fn left(node: &Node, user: &str) -> u64 {
 }
 
 /// Returns the number of units charged under the rule `window`.
-fn window_spent(node: &Node, user: &str) -> u64 {
+pub(crate) fn window_spent(node: &Node, user: &str) -> u64 {
     let rules = node.limiter.rules();
     let rule = rules.rule("window").unwrap();
     let key = rule.encode_key(&[user]).unwrap();
@@ -126,9 +140,7 @@ fn a_renewal_by_another_server_is_respected() {
     let (_redis, a, b) = two_nodes();
     let reservation = reserve(&a, &[("user", "u")], 600, 10).unwrap();
     b.at_millis(9_000);
-    let ttl = Span::from_secs(10);
-    let renewed = b.run(b.limiter.renew_reservation(&reservation.token, ttl));
-    let renewed = renewed.unwrap();
+    let renewed = renew(&b, &reservation.token, 10).unwrap();
     a.at_millis(18_999);
     a.run(a.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 400);
@@ -146,8 +158,7 @@ fn a_slot_is_released_and_renewed_by_any_server() {
     let first = reserve(&a, &entries, 1, 60).unwrap();
     assert_eq!(first.expires_in, Span::from_secs(30));
     assert!(reserve(&b, &entries, 1, 60).is_none());
-    let ttl = Span::from_secs(60);
-    let renewed = b.run(b.limiter.renew_reservation(&first.token, ttl));
+    let renewed = renew(&b, &first.token, 60);
     assert!(reserve(&a, &entries, 1, 60).is_none());
     settle(&b, &renewed.unwrap().token, 1).unwrap();
     assert!(reserve(&a, &entries, 1, 60).is_some());
@@ -231,10 +242,7 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
 fn an_old_token_ends_a_renewed_reservation_once() {
     let (redis, a, b) = two_nodes();
     let first = reserve(&a, &[("user", "u")], 600, 60).unwrap();
-    let ttl = Span::from_secs(600);
-    let second = b
-        .run(b.limiter.renew_reservation(&first.token, ttl))
-        .unwrap();
+    let second = renew(&b, &first.token, 600).unwrap();
     settle(&b, &first.token, 100).unwrap();
     let ttl = "return redis.call('PTTL', redis.call('KEYS', '*#ends*')[1])";
     let kept = redis.ask(&["EVAL", ttl, "0"]);

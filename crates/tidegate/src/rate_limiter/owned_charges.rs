@@ -115,6 +115,12 @@ impl OwnedCharges {
         self.with_rules().map(stored).collect()
     }
 
+    /// Returns whether the charges belong to rules. Charges from [`Self::of_limits`] do not.
+    #[must_use]
+    pub fn has_rules(&self) -> bool {
+        self.rules.is_some()
+    }
+
     /// Returns the rules of the charges. Charges from [`Self::of_limits`] have no rule.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         self.with_rules().filter_map(|(_, rule)| rule)

@@ -1,0 +1,341 @@
+//! The journal of outstanding reservations in Redis, so that reservations expire even if the server
+//! that made them has stopped.
+//!
+//! ```text
+//!   reserve ──▶ 100 ms later: written to the journal ──▶ ended by this server: removed
+//!      │                                                         │ this server has stopped
+//!      └─▶ settled sooner: never written                         ▼
+//!                                          5 s after the expiry: ended by any other server
+//! ```
+//!
+//! The journal costs the calls that reserve and settle nothing: a task writes the changes in
+//! batches. If the server is killed, only the reservations that were not written yet stay charged.
+//!
+//! Any server may end a reservation of any other server, even of a running one, because the guard
+//! in Redis ensures that a reservation ends only once.
+//!
+//! An entry consists of the instant at which the reservation expires (8 bytes), and the contents of
+//! its token. It does not contain the limits, so a server needs the same rules to end it.
+//! Reservations of counters are not written: their limits are known only to the caller.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tidegate::rate_limiter::release_slots;
+use tidegate_core::{Cost, Span, Timestamp};
+use tidegate_net::prometheus::{Metric, Page};
+use tidegate_redis::{JournalEntry, ReservationEnd, ReservationStatus, StoreError};
+
+use super::{
+    expiry::MAX_LATENESS,
+    final_charges::FinalCharges,
+    in_redis::shared_charges,
+    table::{OutstandingReservation, redis_receipt},
+    token::{ReservationId, ReservationKind, TokenCharges, TokenContents},
+};
+use crate::ServerLimiter;
+
+/// The interval between two writes. A reservation that is settled within this time is usually not
+/// written.
+const WRITE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The interval between two searches for expired reservations of other servers.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long after its expiry a reservation may be ended by any server. Until then, the server that
+/// made the reservation ends it.
+const GRACE: Span = Span::from_secs(5);
+
+const _: () = assert!(
+    GRACE.as_micros() * 2 < MAX_LATENESS.as_micros(),
+    "there is time for several servers to try to end a reservation"
+);
+
+/// The maximum number of reservations in one call. Decisions in the same batch wait for the call.
+const MAX_ENTRIES: usize = 64;
+
+/// The maximum number of bytes in one call, unless a single reservation is larger.
+const MAX_BYTES: usize = 32 * 1_024;
+
+/// The maximum time to write the last changes when the server stops.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The delay before the last changes are written again because Redis did not respond.
+const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+const WRITES: Metric<1> = Metric::counter(
+    "tidegate_reservation_journal_writes_total",
+    ["result"],
+    "Attempts to write the outstanding reservations of this server to Redis, by result.",
+);
+
+/// The state of the task that writes the journal.
+#[derive(Debug, Default)]
+pub(super) struct JournalWriter {
+    /// Held during a write, so that two writes cannot overtake each other.
+    turn: tokio::sync::Mutex<()>,
+    is_failing: AtomicBool,
+    is_full: AtomicBool,
+    /// The numbers of successful and failed writes.
+    counts: [AtomicU64; 2],
+}
+
+/// The changes of one call.
+struct JournalBatch {
+    ended: Vec<ReservationId>,
+    entries: Vec<JournalEntry>,
+}
+
+impl JournalWriter {
+    /// Counts a write, and logs when writes start to fail, and when they succeed again. The result
+    /// is the number of reservations that did not fit in the journal.
+    fn record(&self, result: &Result<u64, StoreError>) {
+        self.counts[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
+        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        match result {
+            Err(error) if !was_failing => tracing::warn!(
+                "failed to write the outstanding reservations to Redis, so they stay charged if this server is killed: {error}; \
+                 retrying (further failures are not logged until an attempt succeeds)"
+            ),
+            Ok(_) if was_failing => {
+                tracing::info!("writing the outstanding reservations to Redis succeeded again");
+            }
+            _ => {}
+        }
+        let is_full = matches!(result, Ok(1..));
+        let was_full = self.is_full.swap(is_full, Ordering::Relaxed);
+        if is_full && !was_full {
+            tracing::warn!(
+                "Redis holds too many outstanding reservations; further ones stay charged if this server is stopped; \
+                 shorten the `ttl` of the reservations, or settle them"
+            );
+        }
+    }
+
+    pub(super) fn collect(&self, page: &mut Page<'_>) {
+        let [ok, failed] = &self.counts;
+        let results = [("ok", ok), ("failed", failed)];
+        let results = results.map(|(result, count)| ([result], count.load(Ordering::Relaxed)));
+        page.family(&WRITES, results);
+    }
+}
+
+/// What a server did with an expired reservation of another server.
+enum OrphanResult {
+    /// The reservation has ended.
+    Ended(ReservationId),
+    /// The reservation was renewed, so it expires later.
+    Renewed(JournalEntry),
+    /// This server cannot end the reservation now, but it or another server may be able to do so
+    /// later.
+    Left,
+}
+
+impl ServerLimiter {
+    /// Writes the changes to the journal in Redis. Returns false if a call failed; its changes are
+    /// written by the next call. Has no effect without Redis.
+    ///
+    /// If the future is dropped, the changes of the current call may be lost.
+    pub async fn write_reservation_journal(&self) -> bool {
+        let Some(redis_store) = self.redis_store() else {
+            return true;
+        };
+        let writer = &self.reservations.journal;
+        let _turn = writer.turn.lock().await;
+        loop {
+            let JournalBatch { ended, entries } = self.next_journal_batch();
+            if ended.is_empty() && entries.is_empty() {
+                return true;
+            }
+            let result = redis_store.store().write_journal(&ended, &entries).await;
+            writer.record(&result);
+            if result.is_err() {
+                let written = entries.into_iter().map(|entry| entry.id);
+                self.reservations.table().journal.restore(ended, written);
+                return false;
+            }
+        }
+    }
+
+    /// Writes the last changes to the journal before the server stops. Other servers then end the
+    /// outstanding reservations of this server. Waits only for a short time.
+    pub async fn flush_reservation_journal(&self) {
+        let flush = async {
+            while !self.write_reservation_journal().await {
+                tokio::time::sleep(FLUSH_RETRY_DELAY).await;
+            }
+        };
+        if tokio::time::timeout(FLUSH_TIMEOUT, flush).await.is_err() {
+            tracing::warn!(
+                "outstanding reservations of the last moments could not be written to Redis; they stay charged until their windows end"
+            );
+        }
+    }
+
+    /// Writes the journal every 100 ms, until the future is dropped.
+    pub(super) async fn keep_writing_journal(&self) {
+        while self.uses_journal() {
+            self.write_reservation_journal().await;
+            tokio::time::sleep(WRITE_INTERVAL).await;
+        }
+    }
+
+    /// Ends expired reservations of other servers every second, until the future is dropped.
+    pub(super) async fn keep_ending_orphans(&self) {
+        while self.uses_journal() {
+            self.end_orphaned_reservations().await;
+            tokio::time::sleep(SEARCH_INTERVAL).await;
+        }
+    }
+
+    fn uses_journal(&self) -> bool {
+        self.redis_store().is_some() && !self.reservations.are_off()
+    }
+
+    /// Takes the next changes of the journal.
+    fn next_journal_batch(&self) -> JournalBatch {
+        let now = self.now();
+        let mut table = self.reservations.table();
+        let ended = table.journal.take_ended(MAX_ENTRIES);
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        while entries.len() < MAX_ENTRIES
+            && bytes < MAX_BYTES
+            && let Some(id) = table.journal.next_unwritten()
+        {
+            // An expired reservation that is being ended is not in the table.
+            let outstanding = table.get(&id);
+            let entry = outstanding.and_then(|outstanding| journal_entry(id, outstanding, now));
+            if let Some(entry) = entry {
+                bytes += entry.value.len();
+                entries.push(entry);
+                table.journal.begin_write(id);
+            }
+        }
+        JournalBatch { ended, entries }
+    }
+
+    /// Ends the expired reservations of servers that have stopped. Has no effect without Redis.
+    pub async fn end_orphaned_reservations(&self) {
+        let Some(redis_store) = self.redis_store() else {
+            return;
+        };
+        let store = redis_store.store();
+        loop {
+            let claimed = match store.claim_journal().await {
+                Ok(claimed) if claimed.is_empty() => return,
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    tracing::debug!("failed to search for expired reservations: {error}");
+                    return;
+                }
+            };
+            let now = self.now();
+            let ends = claimed
+                .into_iter()
+                .map(|(id, value)| self.end_orphan(id, value, now));
+            let (mut ended, mut renewed) = (Vec::new(), Vec::new());
+            for result in join_all(ends).await {
+                match result {
+                    OrphanResult::Ended(id) => ended.push(id),
+                    OrphanResult::Renewed(entry) => renewed.push(entry),
+                    OrphanResult::Left => {}
+                }
+            }
+            if let Err(error) = store.write_journal(&ended, &renewed).await {
+                // The entries can be claimed again. Their reservations then have already ended.
+                tracing::debug!("failed to remove ended reservations: {error}");
+                return;
+            }
+            // The calls above may complete without ever suspending this task.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Ends a reservation from the journal, unless it was settled or renewed.
+    async fn end_orphan(&self, id: ReservationId, value: Vec<u8>, now: Timestamp) -> OrphanResult {
+        let Some((expires, contents)) = value.split_first_chunk() else {
+            return OrphanResult::Ended(id);
+        };
+        let expires = Timestamp::from_micros(u64::from_be_bytes(*expires));
+        if now.since(expires) > MAX_LATENESS {
+            self.reservations.lost.fetch_add(1, Ordering::Relaxed);
+            return OrphanResult::Ended(id);
+        }
+        // A newer version may have written the entry.
+        let Some(mut contents) = TokenContents::decode(contents) else {
+            return OrphanResult::Left;
+        };
+        let TokenCharges::InRedis(charges) = &contents.charges else {
+            return OrphanResult::Left;
+        };
+        let reservation = self.shared_reservation(charges.clone());
+        // Other servers with the same prefix may have the rules that this server does not have.
+        let (Some(redis_store), false) =
+            (self.redis_store(), reservation.charges.list().is_empty())
+        else {
+            return OrphanResult::Left;
+        };
+        let on_expiry = self.reservations.settings.on_expiry;
+        let final_charges = FinalCharges::of_expired(&reservation.charges, on_expiry);
+        let status = {
+            let charges = reservation.charges.as_charges();
+            let in_redis = reservation.in_redis(&charges, id, expires);
+            let end = ReservationEnd::Expired;
+            let settlements = &final_charges.settlements;
+            let ended = redis_store.end_reservation(in_redis, settlements, end, now);
+            ended.await
+        };
+        match status {
+            Ok(ReservationStatus::Ended) => {
+                self.reservations.expired.fetch_add(1, Ordering::Relaxed);
+                // It is not known how long the slots were in use.
+                release_slots(&self.waiters, &reservation.charges, None);
+                OrphanResult::Ended(id)
+            }
+            Ok(ReservationStatus::EndedBefore(_) | ReservationStatus::Expired) => {
+                OrphanResult::Ended(id)
+            }
+            Ok(ReservationStatus::Outstanding(until)) => {
+                contents.expires = until;
+                OrphanResult::Renewed(entry_of(&contents, now))
+            }
+            Err(error) => {
+                tracing::debug!("failed to end an expired reservation of another server: {error}");
+                OrphanResult::Left
+            }
+        }
+    }
+}
+
+/// Returns the journal entry of a reservation; `None` if other servers cannot end it.
+fn journal_entry(
+    id: ReservationId,
+    outstanding: &OutstandingReservation,
+    now: Timestamp,
+) -> Option<JournalEntry> {
+    let receipt = redis_receipt(outstanding.receipt.as_ref())?;
+    if !outstanding.charges.has_rules() {
+        return None;
+    }
+    let contents = TokenContents {
+        kind: ReservationKind::Request,
+        id,
+        expires: outstanding.expires,
+        // The cost of the request is in its token.
+        cost: Cost::ONE,
+        charges: TokenCharges::InRedis(shared_charges(&outstanding.charges, receipt)),
+    };
+    Some(entry_of(&contents, now))
+}
+
+fn entry_of(contents: &TokenContents, now: Timestamp) -> JournalEntry {
+    let expires = contents.expires.as_micros().to_be_bytes();
+    JournalEntry {
+        id: contents.id,
+        delay: contents.expires.after(GRACE).since(now),
+        value: [&expires[..], &contents.encode()].concat(),
+    }
+}

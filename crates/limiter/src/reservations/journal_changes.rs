@@ -1,0 +1,193 @@
+//! The changes that the journal in Redis does not contain yet.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::token::ReservationId;
+
+/// The changes since the last write to the journal. A reservation that ends before it is written
+/// never reaches the journal.
+#[derive(Debug, Default)]
+pub(super) struct JournalChanges {
+    /// The new and the changed reservations.
+    unwritten: BTreeSet<ReservationId>,
+    /// The reservations that the journal may contain.
+    journaled: HashSet<ReservationId>,
+    /// The reservations to remove from the journal.
+    ended: Vec<ReservationId>,
+}
+
+impl JournalChanges {
+    /// Records a new or changed reservation.
+    pub(super) fn add(&mut self, id: ReservationId) {
+        self.unwritten.insert(id);
+    }
+
+    /// Records that a reservation has ended.
+    pub(super) fn end(&mut self, id: &ReservationId) {
+        self.unwritten.remove(id);
+        if self.journaled.remove(id) {
+            self.ended.push(*id);
+        }
+    }
+
+    /// Leaves a reservation to the journal. Returns false if the journal does not contain the
+    /// reservation.
+    pub(super) fn leave_to_journal(&mut self, id: &ReservationId) -> bool {
+        self.unwritten.remove(id);
+        self.journaled.remove(id)
+    }
+
+    /// Returns the next reservation to write. The caller must then write it, unless it is not
+    /// outstanding any more.
+    pub(super) fn next_unwritten(&mut self) -> Option<ReservationId> {
+        self.unwritten.pop_first()
+    }
+
+    /// Records that the caller writes a reservation. The reservation counts as journaled from the
+    /// start of the call, because its result may remain unknown.
+    pub(super) fn begin_write(&mut self, id: ReservationId) {
+        self.journaled.insert(id);
+    }
+
+    /// Returns up to `most` reservations that the caller must remove from the journal.
+    pub(super) fn take_ended(&mut self, most: usize) -> Vec<ReservationId> {
+        self.ended.split_off(self.ended.len().saturating_sub(most))
+    }
+
+    /// Records that a call with these changes has failed.
+    pub(super) fn restore(
+        &mut self,
+        ended: Vec<ReservationId>,
+        written: impl IntoIterator<Item = ReservationId>,
+    ) {
+        self.ended.extend(ended);
+        // If a reservation has ended during the call, it must not be written again.
+        let outstanding = written.into_iter().filter(|id| self.journaled.contains(id));
+        self.unwritten.extend(outstanding);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add(u8),
+        End(u8),
+        /// Writes a batch of at most this many changes of each kind. Between the start and the end
+        /// of the call, a reservation ends.
+        Write {
+            most: usize,
+            ended_meanwhile: u8,
+            result: CallResult,
+        },
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum CallResult {
+        Executed,
+        ReplyLost,
+        NotExecuted,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let results = [
+            CallResult::Executed,
+            CallResult::ReplyLost,
+            CallResult::NotExecuted,
+        ];
+        let result = prop::sample::select(results.to_vec());
+        prop_oneof![
+            3 => (0..30_u8).prop_map(Step::Add),
+            2 => (0..30_u8).prop_map(Step::End),
+            2 => (1..5_usize, 0..40_u8, result).prop_map(|(most, ended_meanwhile, result)| {
+                Step::Write { most, ended_meanwhile, result }
+            }),
+        ]
+    }
+
+    #[derive(Default)]
+    struct Pair {
+        changes: JournalChanges,
+        outstanding: BTreeSet<ReservationId>,
+        /// The reservations that have ended. An ID is never used again.
+        over: BTreeSet<ReservationId>,
+        journal: BTreeSet<ReservationId>,
+    }
+
+    impl Pair {
+        fn add(&mut self, id: ReservationId) {
+            if !self.over.contains(&id) {
+                self.outstanding.insert(id);
+                self.changes.add(id);
+            }
+        }
+
+        fn end(&mut self, id: ReservationId) {
+            self.over.insert(id);
+            if self.outstanding.remove(&id) {
+                self.changes.end(&id);
+            }
+        }
+
+        /// Returns whether there was anything to write.
+        fn write(&mut self, most: usize, ended_meanwhile: u8, result: CallResult) -> bool {
+            let ended = self.changes.take_ended(most);
+            let mut written = Vec::new();
+            while written.len() < most
+                && let Some(id) = self.changes.next_unwritten()
+            {
+                assert!(self.outstanding.contains(&id));
+                self.changes.begin_write(id);
+                written.push(id);
+            }
+            self.end([ended_meanwhile; 16]);
+            if result != CallResult::NotExecuted {
+                for id in &ended {
+                    self.journal.remove(id);
+                }
+                self.journal.extend(&written);
+            }
+            let had_changes = !ended.is_empty() || !written.is_empty();
+            if result != CallResult::Executed {
+                self.changes.restore(ended, written);
+            }
+            had_changes
+        }
+    }
+
+    proptest! {
+        /// Whatever calls fail, the journal contains exactly the outstanding reservations after the
+        /// last change was written.
+        #[test]
+        fn the_journal_converges(steps in prop::collection::vec(step(), 1..60)) {
+            let mut pair = Pair::default();
+            for step in steps {
+                match step {
+                    Step::Add(number) => pair.add([number; 16]),
+                    Step::End(number) => pair.end([number; 16]),
+                    Step::Write { most, ended_meanwhile, result } => {
+                        pair.write(most, ended_meanwhile, result);
+                    }
+                }
+                prop_assert!(pair.changes.ended.len() <= pair.over.len());
+            }
+            while pair.write(3, u8::MAX, CallResult::Executed) {}
+            prop_assert_eq!(&pair.journal, &pair.outstanding);
+        }
+
+        #[test]
+        fn a_reservation_that_ends_early_is_never_written(number in any::<u8>()) {
+            let mut changes = JournalChanges::default();
+            changes.add([number; 16]);
+            changes.end(&[number; 16]);
+            prop_assert_eq!(changes.next_unwritten(), None);
+            prop_assert!(changes.take_ended(1).is_empty());
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Tests of reservations whose server has stopped.
+
+use tidegate_config::Config;
+use tidegate_core::Span;
+
+use crate::{
+    node::Node,
+    reservations::{RULES, left, renew, reserve, settle, two_nodes, window_spent},
+    support::{RedisServer, eventually},
+};
+
+const USER: [(&str, &str); 1] = [("user", "u")];
+
+/// The journal in Redis.
+const JOURNAL: &str = "test#{reservations}";
+
+/// Starts two nodes. The clocks of both nodes and of Redis are set by the test.
+fn nodes() -> (RedisServer, Node, Node) {
+    let (redis, a, b) = two_nodes();
+    a.at_millis_with_redis(0);
+    b.at_millis_with_redis(0);
+    (redis, a, b)
+}
+
+/// Writes the journal of `node`, and then kills the node.
+fn kill(node: Node) {
+    write(&node);
+    drop(node);
+}
+
+fn write(node: &Node) {
+    assert!(node.run(node.limiter.write_reservation_journal()));
+}
+
+/// Sets the clocks of Redis and of `node`, and lets the node end the reservations of other nodes.
+fn end_orphans_at(node: &Node, millis: u64) {
+    node.at_millis_with_redis(millis);
+    node.run(node.limiter.end_orphaned_reservations());
+}
+
+fn lost(node: &Node) -> bool {
+    let page = node.limiter.exposition();
+    page.contains("tidegate_reservations_ended_total{by=\"lost\"} 1\n")
+}
+
+#[test]
+fn a_reservation_of_a_killed_server_costs_nothing() {
+    let (redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    end_orphans_at(&b, 14_999);
+    assert_eq!(left(&b, "u"), 400);
+    end_orphans_at(&b, 15_000);
+    assert_eq!(left(&b, "u"), 1_000);
+    assert_eq!(window_spent(&b, "u"), 0);
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+}
+
+#[test]
+fn a_reservation_of_a_stopped_server_costs_nothing() {
+    let (_redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    a.run(a.limiter.flush_reservation_journal());
+    drop(a);
+    end_orphans_at(&b, 15_000);
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// A stopped server may have made more reservations than one call can claim or write.
+#[test]
+fn many_reservations_of_a_killed_server_cost_nothing() {
+    let (redis, a, b) = nodes();
+    for _ in 0..200 {
+        reserve(&a, &USER, 3, 10).unwrap();
+    }
+    kill(a);
+    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":200");
+    end_orphans_at(&b, 15_000);
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+#[test]
+fn a_settled_reservation_of_a_killed_server_stays_charged() {
+    let (_redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    settle(&b, &reservation.token, 100).unwrap();
+    end_orphans_at(&b, 15_000);
+    assert_eq!(left(&b, "u"), 900);
+    assert_eq!(window_spent(&b, "u"), 100);
+}
+
+#[test]
+fn a_renewed_reservation_of_a_killed_server_expires_later() {
+    let (redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    b.at_millis_with_redis(9_000);
+    let renewed = renew(&b, &reservation.token, 60).unwrap();
+    end_orphans_at(&b, 15_000);
+    assert_eq!(left(&b, "u"), 400);
+    end_orphans_at(&b, 73_999);
+    assert_eq!(left(&b, "u"), 400);
+    end_orphans_at(&b, 74_000);
+    assert_eq!(left(&b, "u"), 1_000);
+    assert!(settle(&b, &renewed.token, 1).is_err());
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+}
+
+/// The server that made a reservation has renewed it, so the journal contains the new expiry.
+#[test]
+fn a_reservation_that_a_killed_server_has_renewed_expires_later() {
+    let (_redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    write(&a);
+    a.at_millis_with_redis(9_000);
+    renew(&a, &reservation.token, 60).unwrap();
+    kill(a);
+    let store = b.limiter.redis_store().unwrap().store();
+    b.at_millis_with_redis(73_999);
+    assert_eq!(b.run(store.claim_journal()), Ok(Vec::new()));
+    end_orphans_at(&b, 74_000);
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+#[test]
+fn a_slot_of_a_killed_server_is_released() {
+    let (_redis, a, b) = two_nodes();
+    let slow = [("user", "u"), ("path", "/slow")];
+    a.at_millis_with_redis(0);
+    reserve(&a, &slow, 1, 10).unwrap();
+    kill(a);
+    end_orphans_at(&b, 14_999);
+    assert!(reserve(&b, &slow, 1, 10).is_none());
+    end_orphans_at(&b, 15_000);
+    assert!(reserve(&b, &slow, 1, 10).is_some());
+}
+
+/// The second server is killed after it has claimed the reservation of the first one.
+#[test]
+fn a_killed_claimer_loses_nothing() {
+    let (redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    b.at_millis_with_redis(15_000);
+    let store = b.limiter.redis_store().unwrap().store();
+    assert_eq!(b.run(store.claim_journal()).unwrap().len(), 1);
+    drop(b);
+    let c = Node::start(&redis.url());
+    c.until_up(true);
+    c.limiter.swap_rules(Config::parse(RULES).unwrap().rules);
+    end_orphans_at(&c, 16_999);
+    assert_eq!(left(&c, "u"), 400);
+    end_orphans_at(&c, 17_000);
+    assert_eq!(left(&c, "u"), 1_000);
+}
+
+/// A server that was paused for longer than the grace period does not end its reservation again.
+#[test]
+fn a_reservation_of_a_paused_server_ends_once() {
+    let (redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    write(&a);
+    end_orphans_at(&b, 15_000);
+    assert!(reserve(&b, &USER, 300, 60).is_some());
+    a.at_millis_with_redis(16_000);
+    a.run(a.limiter.expire_reservations());
+    write(&a);
+    assert_eq!((left(&a, "u"), window_spent(&a, "u")), (700, 300));
+    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":0");
+}
+
+/// The clock of the server is behind, so it does not regard the reservation as expired yet.
+#[test]
+fn a_reservation_does_not_end_early_on_a_server_whose_clock_is_behind() {
+    let (_redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    b.at_millis(9_999);
+    let in_redis = b.limiter.now().after(Span::from_millis(5_001));
+    let store = b.limiter.redis_store().unwrap().store();
+    store.pin_clock(in_redis);
+    b.run(b.limiter.end_orphaned_reservations());
+    assert_eq!(left(&b, "u"), 400);
+    end_orphans_at(&b, 20_001);
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// Redis was unreachable for too long, so it no longer knows whether the reservation was settled.
+#[test]
+fn a_reservation_that_expired_long_ago_is_lost() {
+    let (redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    end_orphans_at(&b, 40_001);
+    assert_eq!(left(&b, "u"), 400);
+    assert!(lost(&b));
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+}
+
+/// Two services with different rules share the prefix of their keys.
+#[test]
+fn a_server_without_the_rules_leaves_a_reservation_to_others() {
+    let (redis, a, b) = nodes();
+    let other = Node::start(&redis.url());
+    other.until_up(true);
+    reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    end_orphans_at(&other, 15_000);
+    b.at_millis_with_redis(15_000);
+    assert_eq!(left(&b, "u"), 400);
+    end_orphans_at(&b, 17_000);
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// Most requests end within 100 ms. Their reservations must not cost a write to the journal.
+#[test]
+fn a_reservation_that_is_settled_soon_is_not_written() {
+    let (redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 60).unwrap();
+    settle(&a, &reservation.token, 1).unwrap();
+    write(&a);
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+
+    // A written reservation is removed after it was settled.
+    let reservation = reserve(&a, &USER, 600, 60).unwrap();
+    write(&a);
+    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":1");
+    settle(&a, &reservation.token, 1).unwrap();
+    write(&a);
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+
+    // If another server settles it, it is removed when it expires.
+    let reservation = reserve(&a, &USER, 600, 60).unwrap();
+    write(&a);
+    settle(&b, &reservation.token, 1).unwrap();
+    a.at_millis_with_redis(60_000);
+    a.run(a.limiter.expire_reservations());
+    write(&a);
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(left(&b, "u"), 997);
+}
+
+/// If a write fails, its changes are written by the next one.
+#[test]
+fn the_journal_is_written_after_an_outage() {
+    let (redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    redis.pause();
+    assert!(!a.run(a.limiter.write_reservation_journal()));
+    redis.resume();
+    a.until_up(true);
+    kill(a);
+    b.until_up(true);
+    end_orphans_at(&b, 15_000);
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// All keys of the journal are in one slot, and the charges are in several other slots.
+#[test]
+fn a_reservation_of_a_killed_server_on_a_cluster_costs_nothing() {
+    const RULES: &str = "
+rules:
+  - {name: log, key: user, limits: [{algorithm: sliding_window_log, limit: 1000, window: 1h}]}
+  - {name: per_ip, key: ip, limits: [{algorithm: sliding_window_log, limit: 1000, window: 1h}]}
+";
+    let redis = RedisServer::slotted("redis-server");
+    let [a, b] = [(); 2].map(|()| {
+        let node = Node::on_cluster(&redis.url());
+        node.limiter.swap_rules(Config::parse(RULES).unwrap().rules);
+        eventually("the node of the cluster is connected", || {
+            let health = node.limiter.redis_store().unwrap().stats().health;
+            (health.up == 1 && health.unserved_slots == 0).then_some(())
+        });
+        node
+    });
+    let entries = |user| [("user", user), ("ip", "192.0.2.1")];
+    a.at_millis_with_redis(0);
+    reserve(&a, &entries("u"), 600, 10).unwrap();
+    kill(a);
+    b.at_millis_with_redis(0);
+    assert!(reserve(&b, &entries("v"), 500, 10).is_none());
+    end_orphans_at(&b, 15_000);
+    for user in ["u", "v"] {
+        let reservation = reserve(&b, &entries(user), 1_000, 10).unwrap();
+        settle(&b, &reservation.token, 0).unwrap();
+    }
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+}
