@@ -75,4 +75,4 @@ pub use rules::{
     free_key_parts,
 };
 pub use store::{Accounting, CacheSearch, DecisionAndReceipt, Store, StoreDecision, StoreRequest};
-pub use time::{Calendar, CalendarUnit, Span, Timestamp};
+pub use time::{CLOCK_JUMP, Calendar, CalendarUnit, Span, Timestamp};

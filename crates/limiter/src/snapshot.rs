@@ -4,6 +4,11 @@
 //! magic │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
 //! ```
 //!
+//! If there are outstanding reservations, the file has another magic and further parts, which end
+//! with another length 0. A part with reservations consists of the time at which it was written (8
+//! bytes), and the reservations, each after its length (4 bytes). Without reservations, versions
+//! that do not know these parts can read the file.
+//!
 //! A snapshot is written to a temporary file and renamed into place. A reader therefore sees either
 //! the old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All
 //! checksums and records are verified before the first record is restored. A truncated or corrupted
@@ -12,25 +17,35 @@
 use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
-    io::{self, BufWriter, Write},
+    io::{self, BufWriter, Seek, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tidegate_core::{MemoryStore, Span, Timestamp};
+use tidegate_core::{CLOCK_JUMP, MemoryStore, Span, Timestamp};
 
 use crate::date::date;
 
 const MAGIC: &[u8; 16] = b"tidegate-store-2";
+
+/// The magic of a file with reservations.
+const MAGIC_WITH_RESERVATIONS: &[u8; 16] = b"tidegate-store-3";
 
 /// The result of restoring the snapshot at startup.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RestoreOutcome {
     /// There was no snapshot.
     Nothing,
-    /// This number of keys was restored.
-    Keys(usize),
+    /// The snapshot was restored.
+    Restored {
+        /// The number of keys.
+        keys: usize,
+        /// The outstanding reservations, for [`ServerLimiter::restore_reservations`].
+        ///
+        /// [`ServerLimiter::restore_reservations`]: crate::ServerLimiter::restore_reservations
+        reservations: Vec<Vec<u8>>,
+    },
     /// The file was corrupt and was renamed to this path.
     SetAside(PathBuf),
 }
@@ -183,16 +198,24 @@ fn seconds(span: Span) -> u64 {
     span.as_micros() / 1_000_000
 }
 
-/// Atomically writes the contents of `store` at `now` to the file at `path`.
+/// Atomically writes the contents of `store` at `now` to the file at `path`, together with the
+/// outstanding reservations. `reservations` is called after the contents of the store were copied.
+/// Its result must contain only reservations whose charges are in this copy.
 ///
 /// Each shard of the store is locked only while it is copied.
 ///
 /// # Errors
 ///
 /// Returns the file system error. In that case, the previous snapshot is kept.
-pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> {
+pub fn save(
+    store: &MemoryStore,
+    reservations: impl FnOnce() -> Vec<Vec<u8>>,
+    path: &Path,
+    now: Timestamp,
+) -> io::Result<()> {
     let draft = beside(path, ".draft");
-    let written = write_all(store, &draft, now).and_then(|()| fs::rename(&draft, path));
+    let written = write_all(store, reservations, &draft, now);
+    let written = written.and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
         // A cleanup error is ignored, because the first error is reported.
         let _ = fs::remove_file(&draft);
@@ -226,32 +249,83 @@ pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<R
         }
         Err(error) => return Err(error),
     };
-    let Some(parts) = sound_parts(&bytes) else {
-        return set_aside(path, now);
-    };
-    match store.restore_parts(&parts, now) {
-        Ok(keys) => Ok(RestoreOutcome::Keys(keys)),
-        Err(_) => set_aside(path, now),
-    }
+    let restored = parse(&bytes).and_then(|contents| {
+        let reservations = decode_reservations(&contents.reservations, now)?;
+        let keys = store.restore_parts(&contents.store, now).ok()?;
+        Some(RestoreOutcome::Restored { keys, reservations })
+    });
+    restored.map_or_else(|| set_aside(path, now), Ok)
 }
 
-fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()> {
+fn write_all(
+    store: &MemoryStore,
+    reservations: impl FnOnce() -> Vec<Vec<u8>>,
+    draft: &Path,
+    now: Timestamp,
+) -> io::Result<()> {
     let mut out = BufWriter::new(create_private(draft)?);
     out.write_all(MAGIC)?;
     let mut part = Vec::new();
     for number in 0..store.parts() {
         part.clear();
         store.save(number, now, &mut part);
-        if !part.is_empty() {
-            out.write_all(&(part.len() as u64).to_le_bytes())?;
-            out.write_all(&crc32fast::hash(&part).to_le_bytes())?;
-            out.write_all(&part)?;
-        }
+        write_part(&mut out, &part)?;
     }
     out.write_all(&0_u64.to_le_bytes())?;
+    let reservations = reservations();
+    if !reservations.is_empty() {
+        write_part(&mut out, &encode_reservations(&reservations, now))?;
+        out.write_all(&0_u64.to_le_bytes())?;
+        out.rewind()?;
+        out.write_all(MAGIC_WITH_RESERVATIONS)?;
+    }
     out.into_inner()
         .map_err(io::IntoInnerError::into_error)?
         .sync_all()
+}
+
+fn write_part(out: &mut impl Write, part: &[u8]) -> io::Result<()> {
+    if part.is_empty() {
+        return Ok(());
+    }
+    out.write_all(&(part.len() as u64).to_le_bytes())?;
+    out.write_all(&crc32fast::hash(part).to_le_bytes())?;
+    out.write_all(part)
+}
+
+fn encode_reservations(reservations: &[Vec<u8>], now: Timestamp) -> Vec<u8> {
+    let mut part = now.as_micros().to_le_bytes().to_vec();
+    for reservation in reservations {
+        // A reservation has a bounded number of charges, each with a key of bounded length.
+        let length = u32::try_from(reservation.len()).expect("a reservation is below 4 GiB");
+        part.extend(length.to_le_bytes());
+        part.extend(reservation);
+    }
+    part
+}
+
+/// Returns the reservations of a snapshot; `None` if a part is not valid. Returns no reservations
+/// if the clock was far ahead when the snapshot was written, because the instants of the keys are
+/// then moved back, and the receipts of the reservations no longer apply to them.
+fn decode_reservations(parts: &[&[u8]], now: Timestamp) -> Option<Vec<Vec<u8>>> {
+    let mut reservations = Vec::new();
+    for part in parts {
+        let (time, mut rest) = part.split_first_chunk()?;
+        let is_from_ahead =
+            Timestamp::from_micros(u64::from_le_bytes(*time)).since(now) > CLOCK_JUMP;
+        while let Some((length, after)) = rest.split_first_chunk() {
+            let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+            let (reservation, after) = after.split_at_checked(length)?;
+            if !is_from_ahead {
+                reservations.push(reservation.to_vec());
+            }
+            rest = after;
+        }
+        if !rest.is_empty() {
+            return None;
+        }
+    }
+    Some(reservations)
 }
 
 /// Creates a file that only this user can read, because keys contain client addresses and customer
@@ -269,15 +343,35 @@ fn create_private(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// The parts of a snapshot.
+struct Contents<'b> {
+    store: Vec<&'b [u8]>,
+    reservations: Vec<&'b [u8]>,
+}
+
 /// Returns the parts of a file if it is complete and all checksums match.
-fn sound_parts(bytes: &[u8]) -> Option<Vec<&[u8]>> {
-    let mut rest = bytes.strip_prefix(MAGIC.as_slice())?;
+fn parse(bytes: &[u8]) -> Option<Contents<'_>> {
+    let (magic, rest) = bytes.split_first_chunk()?;
+    let (store, rest) = sound_parts(rest)?;
+    let (reservations, rest) = match magic {
+        MAGIC => (Vec::new(), rest),
+        MAGIC_WITH_RESERVATIONS => sound_parts(rest)?,
+        _ => return None,
+    };
+    rest.is_empty().then_some(Contents {
+        store,
+        reservations,
+    })
+}
+
+/// Returns the parts up to the next length 0 if all checksums match, and the bytes behind them.
+fn sound_parts(mut rest: &[u8]) -> Option<(Vec<&[u8]>, &[u8])> {
     let mut parts = Vec::new();
     loop {
         let (length, after) = rest.split_first_chunk::<8>()?;
         let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
         if length == 0 {
-            return after.is_empty().then_some(parts);
+            return Some((parts, after));
         }
         let (checksum, after) = after.split_first_chunk::<4>()?;
         let (part, after) = after.split_at_checked(length)?;

@@ -2,13 +2,30 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::fs;
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
+use futures_util::FutureExt as _;
+use tidegate::{Clock, rate_limiter::SlotTurn};
+use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
-    Span, Timestamp, notation,
+    Request, Scratch, Span, Timestamp, Verdict, notation,
 };
-use tidegate_limiter::snapshot::{self, RestoreOutcome};
+use tidegate_limiter::{
+    ServerLimiter,
+    reservations::{Reservation, ReservationError, Reservations},
+    snapshot::{self, RestoreOutcome},
+};
+
+/// The result for a snapshot of one key, without reservations.
+const ONE_KEY: RestoreOutcome = RestoreOutcome::Restored {
+    keys: 1,
+    reservations: Vec::new(),
+};
 
 const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
@@ -39,13 +56,10 @@ fn counters_and_blocks_survive_a_restart() {
         assert_eq!(spend(&before, &limits, b"spent"), Decision::Admitted);
     }
     before.block(b"blocked", Some(Span::from_secs(60)), "abuse", NOW);
-    snapshot::save(&before, &path, NOW).unwrap();
+    snapshot::save(&before, Vec::new, &path, NOW).unwrap();
 
     let after = MemoryStore::new(MemoryBounds::default());
-    assert_eq!(
-        snapshot::restore(&after, &path, NOW).unwrap(),
-        RestoreOutcome::Keys(1)
-    );
+    assert_eq!(snapshot::restore(&after, &path, NOW).unwrap(), ONE_KEY);
     assert_eq!(spend(&after, &limits, b"spent"), Decision::Limited);
     assert_eq!(spend(&after, &limits, b"other"), Decision::Admitted);
     assert_eq!(after.blocks(NOW), before.blocks(NOW));
@@ -66,11 +80,11 @@ fn a_file_from_the_future_denies_no_longer_than_its_limits() {
     let before = MemoryStore::new(MemoryBounds::default());
     assert_eq!(check(&before, ahead), Decision::Admitted);
     before.block(b"blocked", Some(Span::from_secs(60)), "abuse", ahead);
-    snapshot::save(&before, &path, ahead).unwrap();
+    snapshot::save(&before, Vec::new, &path, ahead).unwrap();
 
     let after = MemoryStore::new(MemoryBounds::default());
     let restored = snapshot::restore(&after, &path, NOW).unwrap();
-    assert_eq!(restored, RestoreOutcome::Keys(1));
+    assert_eq!(restored, ONE_KEY);
     assert_eq!(check(&after, NOW), Decision::Limited);
     let minute = NOW.after(Span::from_secs(60));
     assert_eq!(after.blocks(NOW)[0].until, Some(minute));
@@ -95,7 +109,8 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
     let path = folder.path().join("counters");
     let store = MemoryStore::new(MemoryBounds::default());
     spend(&store, &limits, b"user");
-    snapshot::save(&store, &path, NOW).unwrap();
+    let reservations = || vec![b"one".to_vec(), b"three".to_vec()];
+    snapshot::save(&store, reservations, &path, NOW).unwrap();
     let whole = fs::read(&path).unwrap();
     let cut = (0..whole.len()).map(|len| whole[..len].to_vec());
     let changed = (0..whole.len()).map(|at| {
@@ -124,7 +139,7 @@ fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     let path = folder.path().join("counters");
     let store = MemoryStore::new(MemoryBounds::default());
     spend(&store, &limits, b"user");
-    snapshot::save(&store, &path, NOW).unwrap();
+    snapshot::save(&store, Vec::new, &path, NOW).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let unknown = [9];
     // A length of 0 marks the end of the file. Replace it with an invalid part and a new end mark.
@@ -152,7 +167,167 @@ fn a_snapshot_is_for_its_owner_alone_whatever_was_left_behind() {
     fs::write(&draft, "left behind by a crash").unwrap();
     fs::set_permissions(&draft, fs::Permissions::from_mode(0o666)).unwrap();
     let store = MemoryStore::new(MemoryBounds::default());
-    snapshot::save(&store, &path, NOW).unwrap();
+    snapshot::save(&store, Vec::new, &path, NOW).unwrap();
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
+}
+
+/// A limit that a process enforces before and after a restart.
+const RULES: &str =
+    "rules: [{name: api, limits: [{algorithm: fixed_window, limit: 10, window: 1d}]}]";
+
+fn limiter(store: MemoryStore, secret: Option<&str>) -> ServerLimiter {
+    let rules = Config::parse(RULES).unwrap().rules;
+    let reservations = Reservations::new(ReservationsConfig::default(), secret).unwrap();
+    ServerLimiter::new(rules, store, Clock::manual(NOW)).with_reservations(reservations)
+}
+
+/// Reserves `cost` units for 60 s. Returns the token, and the number of remaining units.
+fn reserve(limiter: &ServerLimiter, cost: u64) -> (Option<String>, u64) {
+    let request = Request::new(&[], Cost::new(cost).unwrap()).unwrap();
+    let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+    let (ttl, turn) = (Span::from_secs(60), SlotTurn::at_once());
+    let finish = |_: &_, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
+        let left = verdict.leading().unwrap().outcome.remaining;
+        (reservation.map(|reservation| reservation.token), left)
+    };
+    let reserved = limiter.reserve(&rules, &mut scratch, &request, ttl, turn, finish);
+    reserved.now_or_never().unwrap().unwrap()
+}
+
+fn left(limiter: &ServerLimiter) -> u64 {
+    let (token, left) = reserve(limiter, 1);
+    match token {
+        Some(token) => {
+            settle(limiter, &token, 0).unwrap();
+            left + 1
+        }
+        None => left,
+    }
+}
+
+fn settle(limiter: &ServerLimiter, token: &str, cost: u64) -> Result<u64, ReservationError> {
+    let settled = limiter.settle_reservation(token, cost).now_or_never();
+    settled.unwrap().map(|settled| settled.settled)
+}
+
+/// Restarts a server: saves the snapshot of `before`, and restores it into a new limiter.
+fn restart(
+    before: &ServerLimiter,
+    path: &Path,
+    secret: Option<&str>,
+    now: Timestamp,
+) -> ServerLimiter {
+    before.save_snapshot(path).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    let RestoreOutcome::Restored { reservations, .. } =
+        snapshot::restore(&store, path, now).unwrap()
+    else {
+        panic!("the snapshot was not restored")
+    };
+    let after = limiter(store, secret);
+    after.clock().set(now);
+    after.restore_reservations(&reservations);
+    after
+}
+
+#[test]
+fn outstanding_reservations_survive_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let secret = Some("the-secret-of-the-server");
+    let before = limiter(MemoryStore::new(MemoryBounds::default()), secret);
+    let (settled, first, second) = (
+        reserve(&before, 1).0.unwrap(),
+        reserve(&before, 2).0.unwrap(),
+        reserve(&before, 4).0.unwrap(),
+    );
+    settle(&before, &settled, 1).unwrap();
+    let after = restart(&before, &path, secret, NOW);
+    assert_eq!(left(&after), 3);
+    assert!(settle(&after, &settled, 1).is_err());
+    assert_eq!(settle(&after, &first, 1), Ok(1));
+    assert_eq!(left(&after), 4);
+    // The second restart is after the expiry of the second reservation.
+    let later = NOW.after(Span::from_secs(61));
+    let last = restart(&after, &path, secret, later);
+    assert!(settle(&last, &first, 1).is_err());
+    assert_eq!(left(&last), 4);
+    last.expire_reservations().now_or_never().unwrap();
+    assert_eq!(left(&last), 8);
+    assert!(settle(&last, &second, 1).is_err());
+}
+
+/// With a random secret, nobody can settle the reservations after the restart.
+#[test]
+fn reservations_expire_after_a_restart_with_another_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let before = limiter(MemoryStore::new(MemoryBounds::default()), None);
+    let token = reserve(&before, 4).0.unwrap();
+    let after = restart(&before, &path, None, NOW);
+    let invalid = settle(&after, &token, 1);
+    assert_eq!(invalid, Err(ReservationError::Invalid));
+    after.clock().set(NOW.after(Span::from_secs(60)));
+    after.expire_reservations().now_or_never().unwrap();
+    assert_eq!(left(&after), 10);
+}
+
+/// The restored keys are moved back in this case, so the receipts do not apply to them.
+#[test]
+fn reservations_from_the_future_stay_charged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let before = limiter(MemoryStore::new(MemoryBounds::default()), None);
+    before.clock().set(NOW.after(Span::from_secs(365 * 86_400)));
+    reserve(&before, 4).0.unwrap();
+    let after = restart(&before, &path, None, NOW);
+    assert_eq!(left(&after), 6);
+    after.clock().set(NOW.after(Span::from_secs(61)));
+    after.expire_reservations().now_or_never().unwrap();
+    assert_eq!(left(&after), 6);
+}
+
+/// A version that does not know reservations can read the snapshot of a server without any.
+#[test]
+fn the_format_changes_only_with_reservations() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let before = limiter(MemoryStore::new(MemoryBounds::default()), None);
+    let token = reserve(&before, 4).0.unwrap();
+    before.save_snapshot(&path).unwrap();
+    assert!(fs::read(&path).unwrap().starts_with(b"tidegate-store-3"));
+    settle(&before, &token, 4).unwrap();
+    before.save_snapshot(&path).unwrap();
+    assert!(fs::read(&path).unwrap().starts_with(b"tidegate-store-2"));
+}
+
+/// While a snapshot is written, reservations are made and cancelled. If the snapshot contained a
+/// reservation without its charge, or after its refund, the refund after a restart would remove
+/// units of other requests.
+#[test]
+fn a_snapshot_under_load_contains_only_charged_reservations() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let before = limiter(MemoryStore::new(MemoryBounds::default()), None);
+    let charged = reserve(&before, 5).0.unwrap();
+    settle(&before, &charged, 5).unwrap();
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let token = reserve(&before, 5).0.unwrap();
+                settle(&before, &token, 0).unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let after = restart(&before, &path, None, NOW);
+            after.clock().set(NOW.after(Span::from_secs(61)));
+            after.expire_reservations().now_or_never().unwrap();
+            let left = left(&after);
+            is_done.store(left > 5, Ordering::Relaxed);
+            assert!(left <= 5, "{left} units are left");
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
 }

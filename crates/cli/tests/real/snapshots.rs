@@ -130,6 +130,29 @@ fn a_restart_keeps_counters_and_blocks() {
 }
 
 #[test]
+fn a_restart_keeps_reservations() {
+    let reservations = "reservations: {secret: the-secret-of-this-server}\n";
+    let config = format!("{EVERY_LISTENER}{reservations}{RULES}");
+    let server = Server::start_in(Scratch::new(), &config);
+    let body = json!({"entries": {"user": "u"}, "cost": 4});
+    let reserved = Ask::new("POST", server.http, "/v1/reserve")
+        .body(&body)
+        .send();
+    let token = reserved.json()["reservation"].clone();
+    let server = Server::start_in(server.stop(), &config);
+    assert!(server.has_logged(&["restored the outstanding reservations", "restored=1"]));
+    let body = json!({"reservation": token, "cost": 1});
+    let settled = Ask::new("POST", server.http, "/v1/settle")
+        .body(&body)
+        .send();
+    assert_eq!(
+        (settled.status, &settled.json()["released"]),
+        (200, &json!(3))
+    );
+    assert_eq!(spend(&server, "u"), 3);
+}
+
+#[test]
 fn a_snapshot_cut_in_half_is_set_aside() {
     let server = start(Scratch::new());
     for user in 0..50 {

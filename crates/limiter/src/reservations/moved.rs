@@ -1,10 +1,13 @@
-//! Reservations that move to another process during an upgrade. Only those of the memory store
-//! move, because the tokens of reservations in Redis contain their charges.
+//! Reservations that move to another process, during an upgrade or in a snapshot. Only those of the
+//! memory store move. The tokens of reservations in Redis contain their charges, and the journal in
+//! Redis contains the reservations.
 //!
 //! A reservation moves in the format of the contents of a token, preceded by the instant at which
 //! it was made (8 bytes). The receipts are those of [`MemoryStore::move_receipt`].
 //!
 //! [`MemoryStore::move_receipt`]: tidegate_core::MemoryStore::move_receipt
+
+use std::{collections::HashSet, io, path::Path};
 
 use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::{Cost, Receipt, Timestamp};
@@ -13,7 +16,7 @@ use super::{
     table::{OutstandingReservation, ReservationPermit},
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
 };
-use crate::{LimiterReceipt, ServerLimiter};
+use crate::{LimiterReceipt, ServerLimiter, snapshot};
 
 impl ServerLimiter {
     /// Returns whether another process has taken over the state of this process.
@@ -30,9 +33,14 @@ impl ServerLimiter {
     /// Returns the reservations of requests, for another process. Reservations of counters do not
     /// move, because the other process does not know their limits; their charges stay counted.
     pub(crate) fn reservations_to_move(&self) -> Vec<Vec<u8>> {
+        self.encode_reservations(|_| true)
+    }
+
+    fn encode_reservations(&self, selects: impl Fn(&ReservationId) -> bool) -> Vec<Vec<u8>> {
         let now = self.now();
         let table = self.reservations.table();
-        let moved = table.iter().filter_map(|(id, outstanding)| {
+        let selected = table.iter().filter(|(id, _)| selects(id));
+        let moved = selected.filter_map(|(id, outstanding)| {
             let contents = self.contents_to_move(id, outstanding, now)?;
             let since = outstanding.since.as_micros().to_be_bytes();
             Some([&since[..], &contents.encode()].concat())
@@ -50,7 +58,7 @@ impl ServerLimiter {
             return None;
         };
         let owned = &outstanding.charges;
-        if owned.rules().count() < owned.list().len() {
+        if !owned.has_rules() {
             return None;
         }
         let charges = owned.as_charges();
@@ -65,6 +73,40 @@ impl ServerLimiter {
             cost: Cost::ONE,
             charges: TokenCharges::InRedis(shared.collect()),
         })
+    }
+
+    /// Writes a snapshot of the memory store and the outstanding reservations to the file at
+    /// `path`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the file system error. In that case, the previous snapshot is kept.
+    pub fn save_snapshot(&self, path: &Path) -> io::Result<()> {
+        // The store is copied while requests are served. A reservation that is outstanding both
+        // before and after the copy was charged, and not refunded, in every part of the copy. If
+        // another reservation were restored, its refund would remove units of other requests.
+        let before = self.outstanding_ids();
+        let reservations = || self.encode_reservations(|id| before.contains(id));
+        snapshot::save(self.local_store(), reservations, path, self.now())
+    }
+
+    fn outstanding_ids(&self) -> HashSet<ReservationId> {
+        let table = self.reservations.table();
+        table.iter().map(|(id, _)| *id).collect()
+    }
+
+    /// Restores the reservations of a snapshot, whose keys the store has already restored. Returns
+    /// the number of restored reservations. Reservations that are not valid, or exceed the
+    /// configured maximum, stay charged.
+    pub fn restore_reservations(&self, reservations: &[Vec<u8>]) -> usize {
+        if reservations.is_empty() {
+            return 0;
+        }
+        self.local_store().forget_refunds(self.now());
+        for reservation in reservations {
+            self.take_reservation(reservation);
+        }
+        self.outstanding_ids().len()
     }
 
     /// Takes a reservation of another process. Returns false if it is not valid.

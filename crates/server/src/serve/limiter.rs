@@ -4,7 +4,7 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use tidegate::Clock;
 use tidegate_config::{Config, EventsConfig, RecordConfig, Snapshot, check_secrets};
-use tidegate_core::{MemoryBounds, MemoryStore};
+use tidegate_core::MemoryStore;
 use tidegate_limiter::{
     Backend, KeyMask, RequestRecorder, ServerLimiter,
     events::{Events, WebhookSecret, WebhookSettings},
@@ -44,7 +44,11 @@ pub(super) fn build(
     let reservations = open_reservations(config, secrets.reservation_secrets.as_deref())?;
     let snapshot = config.snapshot.as_ref();
     let snapshot = snapshot.filter(|_| counters == CounterSource::Snapshot);
-    let store = open_memory(config.memory, snapshot, clock)?;
+    let store = MemoryStore::new(config.memory);
+    let outstanding = match snapshot {
+        Some(snapshot) => restore(&store, snapshot, clock)?,
+        None => Vec::new(),
+    };
     let backend = match redis {
         None => Backend::Memory(store),
         Some(redis) => Backend::Redis(redis.fallback_store(store)),
@@ -72,6 +76,7 @@ pub(super) fn build(
     if let Some(snapshot) = &config.snapshot {
         restore_overrides(&mut limiter, snapshot, counters)?;
     }
+    restore_reservations(&limiter, &outstanding);
     let limiter = Arc::new(limiter);
     limiter.set_candidate(candidate, config.memory);
     if let Some(snapshot) = &config.snapshot {
@@ -159,20 +164,12 @@ fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<RequestReco
     RequestRecorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
 }
 
-/// Creates the memory store and restores the snapshot into it.
-fn open_memory(
-    bounds: MemoryBounds,
-    snapshot: Option<&Snapshot>,
+/// Restores the snapshot into `store`. Returns its outstanding reservations.
+fn restore(
+    store: &MemoryStore,
+    snapshot: &Snapshot,
     clock: &Clock,
-) -> Result<MemoryStore, ServeError> {
-    let store = MemoryStore::new(bounds);
-    if let Some(snapshot) = snapshot {
-        restore(&store, snapshot, clock)?;
-    }
-    Ok(store)
-}
-
-fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<(), ServeError> {
+) -> Result<Vec<Vec<u8>>, ServeError> {
     let path = &snapshot.path;
     let restored = snapshot::restore(store, path, clock.now());
     match restored.map_err(|source| ServeError::Snapshot {
@@ -180,15 +177,29 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
         source,
     })? {
         RestoreOutcome::Nothing => tracing::info!(file = %path.display(), "no snapshot yet"),
-        RestoreOutcome::Keys(keys) => {
-            tracing::info!(file = %path.display(), keys, "restored the counters")
+        RestoreOutcome::Restored { keys, reservations } => {
+            tracing::info!(file = %path.display(), keys, "restored the counters");
+            return Ok(reservations);
         }
         RestoreOutcome::SetAside(aside) => tracing::error!(
             file = %path.display(), kept_as = %aside.display(),
             "snapshot is damaged and was renamed to `kept_as`; starting with empty counters"
         ),
     }
-    Ok(())
+    Ok(Vec::new())
+}
+
+/// Restores the outstanding reservations of a snapshot.
+fn restore_reservations(limiter: &ServerLimiter, outstanding: &[Vec<u8>]) {
+    if outstanding.is_empty() || limiter.reservations().are_off() {
+        return;
+    }
+    let restored = limiter.restore_reservations(outstanding);
+    tracing::info!(
+        restored,
+        not_restored = outstanding.len() - restored,
+        "restored the outstanding reservations"
+    );
 }
 
 /// Checks at startup whether the snapshot can be written. An error is logged and recorded, so that

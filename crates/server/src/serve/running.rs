@@ -8,7 +8,6 @@ use tidegate_envoy::RuleSource;
 use tidegate_limiter::{
     ServerLimiter,
     metrics::{Metrics, UpgradeResult},
-    snapshot,
 };
 use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
@@ -570,7 +569,7 @@ fn save(limiter: &ServerLimiter, snapshot: Option<&Snapshot>) -> io::Result<()> 
         return Ok(());
     };
     let now = limiter.now();
-    let saved = snapshot::save(limiter.local_store(), path, now);
+    let saved = limiter.save_snapshot(path);
     limiter.metrics().count_snapshot(saved.is_err());
     match saved {
         Ok(()) => {
