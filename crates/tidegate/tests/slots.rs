@@ -358,6 +358,28 @@ async fn a_waiting_request_follows_its_key_to_another_queue() {
     held.release();
 }
 
+/// In its former queue, such a request would delay requests whose new keys have free slots.
+#[tokio::test(start_paused = true)]
+async fn a_waiting_request_is_denied_if_its_new_queue_is_full() {
+    let all = |key: &[&str], queue| vec![rule("all", key, vec![slots(1, TWO_SECONDS, queue)])];
+    let limiter = limiter(all(&[], 100));
+    let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
+    let [b, c] = [&[("c", "b")], &[("c", "c")]];
+    let waiting = [b, b, b, c].map(|entries| spawn(&limiter, entries, TWO_SECONDS));
+    settle_tasks().await;
+    limiter.swap_rules(RuleSet::build(all(&["c"], 1), Vec::new()).unwrap());
+    held.release();
+    settle_tasks().await;
+    let [first, second, third, other] = waiting;
+    let first = first.await.unwrap().unwrap();
+    // The queue of `b` has room for one request.
+    assert!(third.await.unwrap().is_err());
+    other.await.unwrap().unwrap().release();
+    first.release();
+    second.await.unwrap().unwrap().release();
+    assert_eq!(limiter.wait_queues().count(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reload_can_shorten_a_wait_but_not_extend_it() {
     let all = |longest| vec![rule("all", &[], vec![slots(1, longest, 100)])];

@@ -113,9 +113,8 @@ pub trait RateLimiter: Send + Sync {
                 }
                 None => CacheSearch::Skip,
             };
-            let decided = turn
-                .decide(self, &mut charges, &mut outcomes, cache_search)
-                .await;
+            let turn = turn.with_cache_search(cache_search);
+            let decided = turn.decide(self, &mut charges, &mut outcomes).await;
             Ok(decided.verdict(&charges, &outcomes))
         })
     }
@@ -145,17 +144,18 @@ pub trait RateLimiter: Send + Sync {
     ) -> MaybeReady<Result<T, RequestError>, impl Future<Output = Result<T, RequestError>>> {
         let (store, now) = (self.store(), self.now());
         let mut outcomes = Vec::new();
-        let turn = SlotTurn::new(Effect::Charge, longest_wait);
+        let mut turn = SlotTurn::new(Effect::Charge, longest_wait);
         match rules.charges(request, now, scratch) {
             Ok(charges) if charges.is_empty() => {
                 return MaybeReady::Ready(Ok(finish(rules, &Verdict::unlimited())));
             }
             Ok(mut charges) => {
-                if stretch(store, rules, &mut charges, now).is_none()
-                    && let Some(decided) = turn.decide_now(self, &mut charges, &mut outcomes, now)
-                {
-                    let verdict = decided.verdict(&charges, &outcomes);
-                    return MaybeReady::Ready(Ok(finish(rules, &verdict)));
+                if stretch(store, rules, &mut charges, now).is_none() {
+                    if let Some(decided) = turn.decide_now(self, &mut charges, &mut outcomes, now) {
+                        let verdict = decided.verdict(&charges, &outcomes);
+                        return MaybeReady::Ready(Ok(finish(rules, &verdict)));
+                    }
+                    turn = turn.with_cache_search(CacheSearch::Skip);
                 }
             }
             Err(error) => return MaybeReady::Ready(Err(error)),
@@ -196,10 +196,8 @@ pub trait RateLimiter: Send + Sync {
                 pending.finish(store, &mut charges).await;
             }
             let mut outcomes = Vec::new();
-            let turn = SlotTurn::new(effect, Span::ZERO);
-            let decided = turn
-                .decide(self, &mut charges, &mut outcomes, CacheSearch::Skip)
-                .await;
+            let turn = SlotTurn::new(effect, Span::ZERO).with_cache_search(CacheSearch::Skip);
+            let decided = turn.decide(self, &mut charges, &mut outcomes).await;
             Ok(decided.verdict(&charges, &outcomes))
         }
     }
@@ -364,13 +362,17 @@ mod tests {
 
     #[tokio::test]
     async fn the_denial_cache_is_searched_once() {
-        let limiter = RemoteLimiter::new(vec![rule("each", "2/h")]);
+        let limiter = RemoteLimiter::new(vec![rule("each", "3/h")]);
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let request = Request::new(&[], Cost::ONE).unwrap();
         let decided = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
         assert!(decided.await.unwrap().allowed);
         let searched = |cache_search| (Effect::Charge, cache_search);
         let once = [searched(CacheSearch::Due), searched(CacheSearch::Skip)];
+        assert_eq!(limiter.take_requests(), once);
+        let is_allowed = |_: &_, verdict: &Verdict<'_>| verdict.allowed;
+        let decided = limiter.check_within(&rules, &mut scratch, &request, Span::ZERO, is_allowed);
+        assert!(decided.await.unwrap());
         assert_eq!(limiter.take_requests(), once);
         let decided = limiter.check_after_pending(&rules, &mut scratch, &request, Effect::Charge);
         assert!(decided.await.unwrap().allowed);

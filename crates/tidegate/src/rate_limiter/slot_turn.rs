@@ -134,6 +134,7 @@ pub struct SlotTurn<'s> {
     longest_wait: Span,
     longest_delay: Option<Span>,
     receipts: Receipts,
+    cache_search: CacheSearch,
     signal: Option<&'s CancelSignal>,
 }
 
@@ -154,6 +155,7 @@ impl<'s> SlotTurn<'s> {
             longest_wait,
             longest_delay: None,
             receipts: Receipts::Unwanted,
+            cache_search: CacheSearch::Due,
             signal: None,
         }
     }
@@ -168,6 +170,17 @@ impl<'s> SlotTurn<'s> {
     #[must_use]
     pub fn with_receipts(self, receipts: Receipts) -> Self {
         Self { receipts, ..self }
+    }
+
+    /// Sets whether the first decision of [`decide`](Self::decide) and
+    /// [`decide_request`](Self::decide_request) searches the store's denial cache. The default is
+    /// [`CacheSearch::Due`].
+    #[must_use]
+    pub fn with_cache_search(self, cache_search: CacheSearch) -> Self {
+        Self {
+            cache_search,
+            ..self
+        }
     }
 
     /// Sets the longest time that a queueing limit may [delay](Charge::longest_wait) the request.
@@ -249,15 +262,14 @@ impl<'s> SlotTurn<'s> {
         limiter: &L,
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
-        cache_search: CacheSearch,
     ) -> TurnDecision<ReceiptOf<L>> {
         if !self.can_wait(charges) {
             return self
-                .decide_once(limiter, charges, outcomes, cache_search)
+                .decide_once(limiter, charges, outcomes, self.cache_search)
                 .await;
         }
         let original = charges.clone();
-        let mut attempts = Attempts::new(limiter, cache_search);
+        let mut attempts = Attempts::new(limiter, self.cache_search);
         loop {
             attempts.begin();
             charges.clone_from(&original);
@@ -283,9 +295,10 @@ impl<'s> SlotTurn<'s> {
         finish: impl FnOnce(DecidedRequestTurn<'_, ReceiptOf<L>>) -> T,
     ) -> Result<T, RequestError> {
         let TurnBuffers { scratch, outcomes } = buffers;
-        let mut rules = Arc::clone(rules);
-        let mut attempts = Attempts::new(limiter, CacheSearch::Due);
+        let mut reloaded: Option<Arc<RuleSet>> = None;
+        let mut attempts = Attempts::new(limiter, self.cache_search);
         loop {
+            let rules = reloaded.as_ref().unwrap_or(rules);
             attempts.begin();
             let now = limiter.now();
             let charges = rules.charges(request, now, scratch);
@@ -293,7 +306,7 @@ impl<'s> SlotTurn<'s> {
             if charges.is_empty() {
                 attempts.end_wait(WaitEnd::Admitted);
                 return Ok(finish(DecidedRequestTurn {
-                    rules: &rules,
+                    rules,
                     charges: &charges,
                     verdict: Verdict::unlimited(),
                     receipt: None,
@@ -302,19 +315,21 @@ impl<'s> SlotTurn<'s> {
             for charge in &mut charges {
                 charge.longest_wait = self.longest_delay;
             }
-            if let Some(pending) = stretch(limiter.store(), &rules, &mut charges, now) {
+            if attempts.is_decided_next()
+                && let Some(pending) = stretch(limiter.store(), rules, &mut charges, now)
+            {
                 pending.finish(limiter.store(), &mut charges).await;
             }
-            let turn = self.with_receipts(self.receipts.of(&rules, &charges));
+            let turn = self.with_receipts(self.receipts.of(rules, &charges));
             if let Some(decided) = attempts.make(&turn, &mut charges, outcomes).await {
                 return Ok(finish(DecidedRequestTurn {
-                    rules: &rules,
+                    rules,
                     charges: &charges,
                     verdict: decided.verdict(&charges, outcomes),
                     receipt: decided.receipt,
                 }));
             }
-            rules = limiter.rules();
+            reloaded = Some(limiter.rules());
         }
     }
 
@@ -538,6 +553,15 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
         self.progress.begin(self.limiter.wait_queues());
     }
 
+    /// Returns whether the next attempt calls the store. It does not if the request waits, and only
+    /// checks whether a changed block by entries denies it.
+    fn is_decided_next(&self) -> bool {
+        #[cfg(feature = "tokio")]
+        return !self.progress.only_blocks_changed();
+        #[cfg(not(feature = "tokio"))]
+        true
+    }
+
     /// Makes an attempt to decide the request. Returns `None` after the request has waited. The
     /// charges must then be determined again for the next attempt.
     async fn make(
@@ -610,6 +634,11 @@ mod queued {
 
         pub(super) fn is_waiting(&self) -> bool {
             self.wait.is_some()
+        }
+
+        pub(super) fn only_blocks_changed(&self) -> bool {
+            let wait = self.wait.as_ref();
+            wait.is_some_and(|wait| wait.only_blocks_changed)
         }
 
         pub(super) fn end_wait(&mut self, end: WaitEnd) {
@@ -750,9 +779,10 @@ mod queued {
     }
 
     impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
-        /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue,
-        /// unless `queue` is full. The deadline of the request is never extended. Returns `None` if
-        /// `queue` is full and the request was not waiting yet.
+        /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue.
+        /// The deadline of the request is never extended. Returns `None` if `queue` is full: the
+        /// request then no longer waits, because in its former queue it would delay the requests
+        /// behind it, which may have other keys now.
         fn enter(
             former: Option<Self>,
             limiter: &'l L,
@@ -781,9 +811,11 @@ mod queued {
                     record,
                 });
             };
-            if wait.ticket.key() != queue.key
-                && let Ok(ticket) = wait.ticket.enter(waiters, queue.key, max)
-            {
+            if wait.ticket.key() != queue.key {
+                let Ok(ticket) = wait.ticket.enter(waiters, queue.key, max) else {
+                    wait.end(WaitEnd::Denied);
+                    return None;
+                };
                 // This drops the ticket for the other queue, so the next request there moves to the
                 // front.
                 wait.ticket = ticket;

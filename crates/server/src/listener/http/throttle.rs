@@ -4,7 +4,7 @@ use std::{cell::RefCell, sync::Arc};
 
 use tidegate::rate_limiter::SlotTurn;
 use tidegate_core::{
-    AlgorithmName, CacheSearch, Charge, Cost, Effect, LimitSpec, Limits, Outcome,
+    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome,
     bounds::{MAX_LIMITS_PER_RULE, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{BuildCache, DecisionRequest, ThrottledRequest, metrics::ListenerKind};
@@ -123,7 +123,7 @@ async fn answer(
         let (limiter, mut charges) = (&*context.limiter, vec![charge]);
         let turn = SlotTurn::new(Effect::Charge, MAX_SLOT_WAIT);
         let outcomes = &mut buffers.outcomes;
-        let decision = turn.decide(limiter, &mut charges, outcomes, CacheSearch::Due);
+        let decision = turn.decide(limiter, &mut charges, outcomes);
         let turn = Box::pin(context.wait_for(decision, || false)).await?;
         now = limiter.now();
         turn.decided
