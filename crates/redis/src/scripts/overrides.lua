@@ -29,7 +29,7 @@
 local call, verb, id = redis.call, ARGV[1], ARGV[2]
 
 -- The number of versions to keep. A caller that has missed more changes reads all overrides again.
-local VERSIONS = 10000
+local VERSIONS = 100000
 
 local function newest(key)
   return tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or 0)
