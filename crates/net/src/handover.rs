@@ -6,7 +6,7 @@
 //! the next request that have been read already. The code of the same protocol in the other process
 //! continues with this state.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{io::DuplexStream, net::TcpStream};
 use tokio_rustls::server::TlsStream;
@@ -38,6 +38,8 @@ pub(super) struct ListenerPart {
     pub(super) handshaking: Arc<ConnectionCount>,
     /// The relays of the server.
     pub(super) relays: Arc<ConnectionCount>,
+    /// The maximum time during which the client of a relayed connection reads nothing.
+    pub(super) write_timeout: Duration,
 }
 
 /// A stream that can be handed over to another process.
@@ -151,8 +153,10 @@ impl MovableConnection {
                 stream.into_std().map(|socket| (socket, self.relayed))
             }
             MovableStream::Tls(stream) => RelayedClient::of(&stream).and_then(|client| {
-                let relays = &self.listener.relays;
-                let socket = relay::start(*stream, self.shutdown.clone(), relays)?;
+                let listener = &self.listener;
+                let shutdown = self.shutdown.clone();
+                let timeout = listener.write_timeout;
+                let socket = relay::start(*stream, timeout, shutdown, &listener.relays)?;
                 Ok((socket, Some(client)))
             }),
         };

@@ -247,6 +247,7 @@ where
                     movable: Arc::clone(&self.listener.0.movable),
                     handshaking: Arc::clone(&self.listener.0.handshaking),
                     relays: Arc::clone(&self.relays),
+                    write_timeout: self.bounds.write,
                 }),
                 resumed,
                 relayed,

@@ -103,6 +103,7 @@ pub fn listen(
     let bounds = Bounds {
         connections: fitted.unwrap_or(settings.max_connections),
         connections_per_client: settings.max_connections_per_client,
+        write: settings.timeouts.idle,
         ..Bounds::default()
     };
     let writer = dependencies.headers.writer();
