@@ -270,12 +270,14 @@ impl Tls {
             handover,
             ..
         } = connection;
-        let _handshaking = handover.handshaking();
+        let handshaking = handover.handshaking();
         let accepted = tokio::select! {
             biased;
             accepted = timeout(limit, self.accept(stream)) => accepted,
             _ = shutdown.reached(|stage| stage == Stage::Ending) => return None,
         };
+        // The connection must not count as handshaking and as movable at the same time.
+        drop(handshaking);
         let stream = match accepted {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
@@ -287,13 +289,15 @@ impl Tls {
                 return None;
             }
         };
-        let movable = handover.movable::<TlsStream<TcpStream>>(shutdown);
-        match movable {
-            Some(movable) if shutdown.stage().is_handing_over() => {
+        if !shutdown.stage().is_handing_over() {
+            return Some(stream);
+        }
+        match handover.movable::<TlsStream<TcpStream>>(shutdown) {
+            Some(movable) => {
                 movable.hand_over(stream, Vec::new());
                 None
             }
-            _ => Some(stream),
+            None => Some(stream),
         }
     }
 

@@ -54,9 +54,11 @@ impl OpenConnections {
     fn of(limiter: &ServerLimiter) -> Self {
         let mut connections = Self::default();
         limiter.metrics().visit_listeners(|name, listener| {
+            // A connection that closes meanwhile must not make `fixed` too small.
+            let open = listener.open();
             let movable = listener.movable();
             let later = movable + listener.handshaking();
-            let fixed = listener.open().saturating_sub(later);
+            let fixed = open.saturating_sub(later);
             if name == "proxy" {
                 connections.proxied += fixed;
             } else {
