@@ -400,7 +400,8 @@ impl ServerHandle {
             .await;
         }
         self.server.hand_over(Box::new(upgrade.mover())).await;
-        tracing::info!("upgrade: handing over the connections and the state; requests wait");
+        let meanwhile = if is_exclusive { "; requests wait" } else { "" };
+        tracing::info!("upgrade: handing over the connections and the state{meanwhile}");
         if is_exclusive
             && self
                 .wait_while(|open, _| open.movable > 0 || self.has_undecided_requests())
