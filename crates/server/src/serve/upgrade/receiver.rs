@@ -13,6 +13,7 @@ use std::{
         Arc, Mutex, PoisonError,
         mpsc::{self, Receiver, SyncSender},
     },
+    thread::{Scope, ScopedJoinHandle},
     time::Duration,
 };
 
@@ -227,55 +228,81 @@ impl Takeover {
 
     /// Receives the connections and the state. Returns the connections, and the number of keys in
     /// the state.
-    ///
-    /// Requests wait meanwhile, and to restore a part of the memory store takes longer than to
-    /// receive it. Therefore several threads restore the parts.
     fn receive_state(
         &self,
         limiter: &ServerLimiter,
     ) -> Result<(Vec<MovedConnection>, usize), TakeoverError> {
-        let (parts, received) = mpsc::sync_channel(MAX_WAITING_PARTS);
-        let received = Mutex::new(received);
         std::thread::scope(|scope| {
-            // The threads end when `parts` is dropped.
-            let parts = parts;
-            let restore = || restore_parts(limiter, &received);
-            let threads = (0..Server::default_workers())
-                .map(|_| std::thread::Builder::new().spawn_scoped(scope, restore))
-                .collect::<io::Result<Vec<_>>>()?;
-            let connections = self.receive_until_end(limiter, &parts)?;
-            drop(parts);
-            let mut keys = 0;
-            for thread in threads {
-                keys += thread.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+            let (mut connections, mut restorer) = (Vec::new(), None);
+            loop {
+                let message = self.channel.receive()?;
+                match message.kind {
+                    Kind::Connection => connections.extend(moved(message)),
+                    Kind::State => match message.body.split_first() {
+                        // With Redis, there are no such parts.
+                        Some((tag, _)) if is_store_part(*tag) => {
+                            let restorer = match &mut restorer {
+                                Some(restorer) => restorer,
+                                None => restorer.insert(Restorer::start(scope, limiter)?),
+                            };
+                            restorer.restore(message.body);
+                        }
+                        Some((tag, record)) => drop(limiter.take_state(*tag, record)?),
+                        None => return Err(ChannelError::NotAMessage("it has no record").into()),
+                    },
+                    Kind::End => break,
+                    other => return Err(ChannelError::Unexpected(other as u8).into()),
+                }
             }
+            let keys = restorer.map_or(Ok(0), Restorer::finish)?;
             Ok((connections, keys))
         })
     }
+}
 
-    /// Receives the connections and the state. Passes the parts of the memory store to `parts`.
-    fn receive_until_end(
-        &self,
-        limiter: &ServerLimiter,
-        parts: &SyncSender<Vec<u8>>,
-    ) -> Result<Vec<MovedConnection>, TakeoverError> {
-        let mut connections = Vec::new();
-        loop {
-            let message = self.channel.receive()?;
-            match message.kind {
-                Kind::Connection => connections.extend(moved(message)),
-                Kind::State => match message.body.split_first() {
-                    Some((tag, _)) if is_store_part(*tag) => {
-                        // The threads receive until the sender is dropped.
-                        let _ = parts.send(message.body);
-                    }
-                    Some((tag, record)) => drop(limiter.take_state(*tag, record)?),
-                    None => return Err(ChannelError::NotAMessage("it has no record").into()),
-                },
-                Kind::End => return Ok(connections),
-                other => return Err(ChannelError::Unexpected(other as u8).into()),
-            }
-        }
+/// The threads that restore the parts of the memory store.
+///
+/// Requests wait meanwhile, and to restore a part takes longer than to receive it. Therefore there
+/// are several threads.
+struct Restorer<'scope> {
+    /// The threads end when this sender is dropped.
+    parts: SyncSender<Vec<u8>>,
+    threads: Vec<ScopedJoinHandle<'scope, Result<usize, HandoverError>>>,
+}
+
+impl<'scope> Restorer<'scope> {
+    fn start(scope: &'scope Scope<'scope, '_>, limiter: &'scope ServerLimiter) -> io::Result<Self> {
+        let (parts, received) = mpsc::sync_channel(MAX_WAITING_PARTS);
+        // Only the threads own the receiver. If all of them panic, it is dropped, so that the
+        // sender does not wait.
+        let received = Arc::new(Mutex::new(received));
+        let start = |number| {
+            let received = Arc::clone(&received);
+            std::thread::Builder::new()
+                .name(format!("restore-{number}"))
+                .spawn_scoped(scope, move || restore_parts(limiter, &received))
+        };
+        let threads = (0..Server::default_workers()).map(start);
+        Ok(Self {
+            threads: threads.collect::<io::Result<_>>()?,
+            parts,
+        })
+    }
+
+    /// Restores `part` in one of the threads.
+    fn restore(&self, part: Vec<u8>) {
+        // This fails only if all threads have panicked, which `finish` reports.
+        let _ = self.parts.send(part);
+    }
+
+    /// Waits until all parts are restored. Returns the number of keys in them.
+    fn finish(self) -> Result<usize, HandoverError> {
+        drop(self.parts);
+        let restored = self.threads.into_iter().map(|thread| {
+            let restored = thread.join();
+            restored.unwrap_or_else(|panic| resume_unwind(panic))
+        });
+        restored.sum()
     }
 }
 
