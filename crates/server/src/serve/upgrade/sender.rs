@@ -38,9 +38,8 @@ use crate::serve::service_manager;
 /// listeners and connects to Redis.
 const PREPARATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The maximum time of each read and write while the state is handed over. Requests wait during
-/// this time.
-const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum time of each read and write during the handover.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum time between the end of the new process's socket and the end of the process.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -262,7 +261,7 @@ impl NewProcess {
         }
         self.channel.send(Kind::Start, &[], None)?;
         self.expect(Kind::Prepared)?;
-        self.channel.set_timeout(Some(HANDOVER_TIMEOUT))?;
+        self.channel.set_timeout(Some(STEP_TIMEOUT))?;
         Ok(())
     }
 
