@@ -148,17 +148,17 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Returns `tls` if this connection begins with a TLS handshake. If another process relays the
-    /// connection, that process has the TLS session.
+    /// Returns `tls` unless another process relays the connection and has already performed the
+    /// handshake.
     #[must_use]
-    pub fn handshake<'t>(&self, tls: Option<&'t Arc<Tls>>) -> Option<&'t Tls> {
+    pub fn tls_to_accept<'t>(&self, tls: Option<&'t Arc<Tls>>) -> Option<&'t Tls> {
         let tls = tls.filter(|_| self.handover.relayed.is_none());
         tls.map(|tls| &**tls)
     }
 
-    /// Waits until a connection that cannot be handed over must finish its requests and close.
-    /// Returns immediately if it must do so already.
-    pub async fn closing_begun(&self) {
+    /// Waits until this connection must finish its requests and close, if it cannot be handed over.
+    /// A relayed connection must do so at once.
+    pub async fn must_close(&self) {
         // The process that relays the connection ends soon.
         if self.handover.relayed.is_none() {
             self.shutdown.begun().await;

@@ -252,17 +252,28 @@ impl Tls {
         page.family(&LAST_LOAD_SUCCESS, successes);
     }
 
+    /// Performs the TLS handshake for `connection`, within the time that its bounds allow for one
+    /// request. See [`Self::accept_within`].
+    pub async fn accept_in_time(
+        &self,
+        stream: TcpStream,
+        connection: &Connection,
+    ) -> Option<TlsStream<TcpStream>> {
+        let limit = connection.bounds.request;
+        self.accept_within(limit, stream, connection).await
+    }
+
     /// Performs the TLS handshake for `connection`, within `limit`. Returns `None` if the handshake
     /// has failed, which is logged, if the server shuts down, or if the connection was handed over
     /// to another process.
     ///
     /// An upgrade to another process does not interrupt the handshake, because a handshake cannot
     /// continue in another process.
-    pub async fn accept_in_time(
+    pub async fn accept_within(
         &self,
+        limit: Duration,
         stream: TcpStream,
         connection: &Connection,
-        limit: Duration,
     ) -> Option<TlsStream<TcpStream>> {
         let Connection {
             peer,

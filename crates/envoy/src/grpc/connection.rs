@@ -49,13 +49,10 @@ impl Http2 {
         connection: &Connection,
         routes: Arc<Routes>,
     ) {
-        let Some(tls) = connection.handshake(self.tls.as_ref()) else {
+        let Some(tls) = connection.tls_to_accept(self.tls.as_ref()) else {
             return self.serve_on(stream, connection, routes).await;
         };
-        if let Some(stream) = tls
-            .accept_in_time(stream, connection, connection.bounds.request)
-            .await
-        {
+        if let Some(stream) = tls.accept_in_time(stream, connection).await {
             self.serve_on(stream, connection, routes).await;
         }
     }
@@ -87,7 +84,7 @@ impl Http2 {
         let ended = tokio::select! {
             biased;
             ended = serving.as_mut() => Ok(ended),
-            () = connection.closing_begun() => {
+            () = connection.must_close() => {
                 serving.as_mut().graceful_shutdown();
                 tokio::select! {
                     biased;

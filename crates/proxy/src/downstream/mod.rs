@@ -57,9 +57,9 @@ impl ClientConnection {
         B::Error: std::error::Error + Send + Sync + 'static,
     {
         let connection = &self.connection;
-        if let Some(tls) = connection.handshake(self.tls.as_ref()) {
+        if let Some(tls) = connection.tls_to_accept(self.tls.as_ref()) {
             let timeout = self.settings.timeouts.request_head;
-            if let Some(stream) = tls.accept_in_time(stream, connection, timeout).await {
+            if let Some(stream) = tls.accept_within(timeout, stream, connection).await {
                 let version = detect::negotiated(&stream);
                 let name = verified_name(stream.get_ref().1);
                 let service = MtlsService::new(name, service);

@@ -147,13 +147,10 @@ pub fn listen(
         async move {
             let peer = connection.peer.ip();
             let answer = |request| admin.answer(&access, request, peer);
-            let Some(tls) = connection.handshake(tls.as_ref()) else {
+            let Some(tls) = connection.tls_to_accept(tls.as_ref()) else {
                 return serve::serve(stream, &connection, answer).await;
             };
-            if let Some(stream) = tls
-                .accept_in_time(stream, &connection, connection.bounds.request)
-                .await
-            {
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
                 serve::serve(stream, &connection, answer).await;
             }
         }

@@ -130,13 +130,10 @@ pub fn listen(
         let tls = listener.tls.clone();
         async move {
             let (answer, close) = (|request| context.answer(request), &context.close);
-            let Some(tls) = connection.handshake(tls.as_ref()) else {
+            let Some(tls) = connection.tls_to_accept(tls.as_ref()) else {
                 return serve::serve_watched(stream, &connection, close, answer).await;
             };
-            if let Some(stream) = tls
-                .accept_in_time(stream, &connection, connection.bounds.request)
-                .await
-            {
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
                 serve::serve_watched(stream, &connection, close, answer).await;
             }
         }

@@ -126,13 +126,10 @@ pub fn listen_guarded(
             .guarded_by(&authenticator, &username)
             .listing_keys(top);
         async move {
-            let Some(tls) = connection.handshake(tls.as_ref()) else {
+            let Some(tls) = connection.tls_to_accept(tls.as_ref()) else {
                 return connection::serve(session, stream, connection, limiter).await;
             };
-            if let Some(stream) = tls
-                .accept_in_time(stream, &connection, connection.bounds.request)
-                .await
-            {
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
                 connection::serve(session, stream, connection, limiter).await;
             }
         }

@@ -50,13 +50,10 @@ pub fn listen(
         let context = Arc::clone(&context);
         async move {
             let session = Session::new(context.headers.writer());
-            let Some(tls) = connection.handshake(context.tls.as_ref()) else {
+            let Some(tls) = connection.tls_to_accept(context.tls.as_ref()) else {
                 return connection::serve(session, stream, connection, &context.limiter).await;
             };
-            if let Some(stream) = tls
-                .accept_in_time(stream, &connection, connection.bounds.request)
-                .await
-            {
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
                 connection::serve(session, stream, connection, &context.limiter).await;
             }
         }
