@@ -24,10 +24,10 @@ pub struct ShutdownConfig {
     /// `shutdown.drain`: the time that requests in progress have to finish after `pre_stop_delay`,
     /// 1 ms to an hour; default 10 s.
     pub drain: Duration,
-    /// `shutdown.handover`: the time that requests in progress have to be decided before a new
-    /// process takes over the memory store in an upgrade, 1 ms to a minute; default 1 s. First,
-    /// HTTP/2 connections have this time to close, and only new connections wait. Then all requests
-    /// have this time, and further requests wait.
+    /// `shutdown.handover`: how long an upgrade waits for requests in progress, 1 ms to a minute;
+    /// default 1 s. With the memory store, it waits twice: until HTTP/2 connections have closed,
+    /// while new connections wait, and then until all requests are decided, while all further
+    /// requests wait.
     pub handover: Duration,
 }
 
