@@ -257,6 +257,44 @@ fn connections_of_redis_and_spop_with_tls_are_served_until_the_old_process_ends(
     wait_for_old_process(&mut server);
 }
 
+/// In the first upgrade, the old process begins to relay the connection. In the second upgrade, the
+/// other end of the relay moves. The last command that was read is incomplete each time.
+#[test]
+fn a_connection_of_redis_with_tls_moves_twice_with_its_state() {
+    let mut server = start_with_tls(FIVE_AN_HOUR);
+    let mut redis = TlsClient::connect(&server, server.resp);
+    redis.send("CLIENT SETNAME worker\r\nTIDEGATE.CHE");
+    redis.read_until("+OK\r\n");
+    let first = upgrade(&mut server);
+    redis.send("CK user u1\r\nCLIENT GETNAME\r\nTIDEGATE.CHE");
+    redis.read_until("\r\n:5\r\n:4\r\n");
+    redis.read_until("$6\r\nworker\r\n");
+    first.signal("USR2");
+    let _second = wait_for_takeover(&mut server);
+    redis.send("CK user u1\r\nCLIENT GETNAME\r\n");
+    redis.read_until("\r\n:5\r\n:3\r\n");
+    redis.read_until("$6\r\nworker\r\n");
+}
+
+/// The server has read the beginning of the second request together with the first request. The
+/// third request is not decided, because the connection ends before it.
+#[test]
+fn a_connection_with_tls_moves_with_a_partly_read_request() {
+    let mut server = start_with_tls(FIVE_AN_HOUR);
+    let mut http = TlsClient::connect(&server, server.http);
+    let (begun, rest) = CHECK.split_at(9);
+    http.send(&format!("{CHECK}{begun}"));
+    assert_admitted(&http.read_until("}]}"), 4);
+    let _new = upgrade(&mut server);
+    http.send(&format!("{rest}{CHECK}"));
+    let response = http.read_until("}]}");
+    assert_admitted(&response, 3);
+    assert!(response.contains("\r\nconnection: close\r\n"), "{response}");
+    assert_eq!(http.read_until_closed(), "");
+    let mut new = TlsClient::connect(&server, server.http);
+    assert_admitted(&check(&mut new).0, 2);
+}
+
 /// The client learns that the connection ends, and its first request is served.
 #[test]
 fn an_http2_connection_with_tls_is_served_after_its_handshake() {
@@ -284,21 +322,42 @@ fn wait_for_end_of_handover(server: &mut Server) {
 /// The cost of the request is in its body, so the request is not decided before its body arrives.
 const COST_IN_BODY: &str = "rules: [{name: api, key: [path], limits: [5/h], algorithm: fixed_window, cost: {json: /n, default: 1}}]\n";
 
+/// Sends the head of a request whose body has 8 bytes. When this function returns, the proxy waits
+/// for the body.
+fn send_head_of_undecided_request(server: &Server) -> Client {
+    let mut client = Client::connect(server.proxy());
+    client.send("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 8\r\n\r\n");
+    client.read_until("HTTP/1.1 100 Continue\r\n\r\n");
+    client
+}
+
 /// The state moves only when the request is decided.
 #[test]
 fn the_handover_waits_for_a_request_whose_cost_is_in_its_body() {
     let proxy = proxy_in_front_of(upstream());
     let config = format!("{EVERY_LISTENER}{PATIENT}{proxy}{COST_IN_BODY}");
     let mut server = Server::start_in(Scratch::new(), &config);
-    let mut undecided = Client::connect(server.proxy());
-    undecided
-        .send("POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 8\r\n\r\n");
-    undecided.read_until("HTTP/1.1 100 Continue\r\n\r\n");
+    let mut undecided = send_head_of_undecided_request(&server);
     let _new = begin_handover(&mut server);
     undecided.send("{\"n\": 2}");
     let response = undecided.read_answer(false);
     assert_eq!((response.status, &*response.body), (200, "ok"));
     wait_for_end_of_handover(&mut server);
+}
+
+/// The request needs a decision only after the new process has taken over.
+#[test]
+fn a_request_that_is_not_decided_within_the_handover_time_is_answered_with_503() {
+    let brief = "shutdown: {drain: 1min, handover: 5ms}\n";
+    let proxy = proxy_in_front_of(upstream());
+    let config = format!("{EVERY_LISTENER}{brief}{proxy}{COST_IN_BODY}");
+    let mut server = Server::start_in(Scratch::new(), &config);
+    let mut undecided = send_head_of_undecided_request(&server);
+    let _new = begin_handover(&mut server);
+    server.wait_for(&["some requests in progress were not finished after 5ms"]);
+    wait_for_end_of_handover(&mut server);
+    undecided.send("{\"n\": 2}");
+    assert_eq!(undecided.read_answer(false).status, 503);
 }
 
 /// An upstream that responds to its first request when it receives a message, and to all others at

@@ -79,13 +79,12 @@ fn two_upgrades_with_tls_lose_no_request_and_no_charge() {
     load(&["--tls", "--rate", "500"]);
 }
 
-/// Runs `scripts/upgrade/run` briefly. On a busy machine, the requests may not exhaust the limits,
-/// so it is sufficient if some requests are admitted. The quota must be exhausted exactly.
-fn load(more: &[&str]) {
-    let mut options: Vec<&str> = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200 --least 1"
-        .split(' ')
-        .collect();
-    options.extend(more);
+/// Runs `scripts/upgrade/run` briefly, with further `options`. On a busy machine, the requests may
+/// not exhaust the limits, so it is sufficient if some requests are admitted. The quota must be
+/// exhausted exactly.
+fn load(options: &[&str]) {
+    let brief = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200 --least 1".split(' ');
+    let options: Vec<&str> = brief.chain(options.iter().copied()).collect();
     assert_script_passes("scripts/upgrade/run", &options);
 }
 
