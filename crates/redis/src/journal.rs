@@ -28,6 +28,9 @@ const CLAIM_LEASE: Span = Span::from_secs(2);
 /// the call.
 const MAX_CLAIM: u64 = 64;
 
+/// The maximum number of reservations that one call releases.
+const MAX_RELEASE: usize = 64;
+
 /// The maximum number of bytes that one call claims, unless a single reservation is larger.
 const MAX_CLAIM_BYTES: u64 = 32 * 1_024;
 
@@ -41,6 +44,17 @@ pub struct JournalEntry {
     pub id: Id,
     /// The time until any server may end the reservation.
     pub delay: Span,
+    /// The reservation, as opaque bytes.
+    pub value: Vec<u8>,
+}
+
+/// A reservation that a server has claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedReservation {
+    /// The ID of the reservation.
+    pub id: Id,
+    /// The time for which any server may have ended the reservation, by the clock of Redis.
+    pub overdue: Span,
     /// The reservation, as opaque bytes.
     pub value: Vec<u8>,
 }
@@ -76,14 +90,13 @@ impl RedisStore {
         decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)
     }
 
-    /// Claims some of the reservations that any server may end now. Returns their IDs and values.
-    /// The caller removes them with [`Self::write_journal`] after it has ended them. Otherwise,
-    /// they can soon be claimed again.
+    /// Claims some of the reservations that any server may end now. The caller removes them with
+    /// [`Self::write_journal`] after it has ended them. Otherwise, they can soon be claimed again.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if nothing was claimed, or if the outcome is unknown. Retrying is safe.
-    pub async fn claim_journal(&self) -> Result<Vec<(Id, Vec<u8>)>, StoreError> {
+    pub async fn claim_journal(&self) -> Result<Vec<ClaimedReservation>, StoreError> {
         let args = vec![
             self.instant(),
             b"claim".to_vec(),
@@ -94,10 +107,33 @@ impl RedisStore {
         let reply = self.call_journal(args).await?;
         let parts = decode::keys(reply).ok_or_else(StoreError::unexpected_reply)?;
         let mut parts = parts.into_iter();
-        let pairs = std::iter::from_fn(|| Some((parts.next()?, parts.next()?)));
-        let claimed = pairs.map(|(id, value)| Some((Id::try_from(id).ok()?, value)));
+        let triples = std::iter::from_fn(|| Some((parts.next()?, parts.next()?, parts.next()?)));
+        let claimed = triples.map(|(id, overdue, value)| {
+            let overdue = std::str::from_utf8(&overdue).ok()?.parse().ok()?;
+            Some(ClaimedReservation {
+                id: Id::try_from(id).ok()?,
+                overdue: Span::from_millis(overdue),
+                value,
+            })
+        });
         let claimed = claimed.collect::<Option<_>>();
         claimed.ok_or_else(StoreError::unexpected_reply)
+    }
+
+    /// Releases claimed reservations that the caller cannot end. Other servers can claim them
+    /// immediately.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if not all were released, or if the outcome is unknown. They can then be
+    /// claimed when the lease of the claim ends.
+    pub async fn release_journal(&self, ids: &[Id]) -> Result<(), StoreError> {
+        for ids in ids.chunks(MAX_RELEASE) {
+            let mut args = vec![self.instant(), b"release".to_vec()];
+            args.extend(ids.iter().map(|id| id.to_vec()));
+            self.call_journal(args).await?;
+        }
+        Ok(())
     }
 
     async fn call_journal(&self, args: Vec<Vec<u8>>) -> Result<Reply, StoreError> {

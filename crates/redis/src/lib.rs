@@ -80,7 +80,7 @@ pub use self::{
     fallback::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
-    journal::JournalEntry,
+    journal::{ClaimedReservation, JournalEntry},
     keys::{ScanPosition, ScannedKeys},
     overrides::{OverrideChanges, OverrideVersion},
     server_id::random_server_id,

@@ -27,14 +27,16 @@ use futures_util::future::join_all;
 use tidegate::rate_limiter::release_slots;
 use tidegate_core::{Cost, Span, Timestamp};
 use tidegate_net::prometheus::{Metric, Page};
-use tidegate_redis::{JournalEntry, ReservationEnd, ReservationStatus, StoreError};
+use tidegate_redis::{
+    ClaimedReservation, JournalEntry, RedisStore, ReservationEnd, ReservationStatus, StoreError,
+};
 
 use super::{
     expiry::MAX_LATENESS,
     final_charges::FinalCharges,
     in_redis::shared_charges,
     table::{OutstandingReservation, redis_receipt},
-    token::{ReservationId, ReservationKind, TokenCharges, TokenContents},
+    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
 };
 use crate::ServerLimiter;
 
@@ -48,6 +50,10 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How long after its expiry a reservation may be ended by any server. Until then, the server that
 /// made the reservation ends it.
 const GRACE: Span = Span::from_secs(5);
+
+/// If any server could have ended a reservation for longer than this time, it is not refunded,
+/// unless its guard still exists.
+const MAX_OVERDUE: Span = Span::from_micros(MAX_LATENESS.as_micros() - GRACE.as_micros());
 
 const _: () = assert!(
     GRACE.as_micros() * 2 < MAX_LATENESS.as_micros(),
@@ -129,9 +135,10 @@ enum OrphanResult {
     Ended(ReservationId),
     /// The reservation was renewed, so it expires later.
     Renewed(JournalEntry),
-    /// This server cannot end the reservation now, but it or another server may be able to do so
-    /// later.
-    Left,
+    /// This server cannot end the reservation, but another server may be able to do so.
+    Skipped(ReservationId),
+    /// Redis did not answer, so this server or another one must try again.
+    Failed,
 }
 
 impl ServerLimiter {
@@ -223,6 +230,19 @@ impl ServerLimiter {
             return;
         };
         let store = redis_store.store();
+        let mut skipped = Vec::new();
+        self.end_claimed_reservations(store, &mut skipped).await;
+        // If this server kept its claims, it could claim the reservations again before a server
+        // that can end them. It releases them last, because it would otherwise claim them again at
+        // once.
+        if let Err(error) = store.release_journal(&skipped).await {
+            tracing::debug!("failed to release reservations of other servers: {error}");
+        }
+    }
+
+    /// Claims expired reservations, and ends them. Adds those that this server cannot end to
+    /// `skipped`.
+    async fn end_claimed_reservations(&self, store: &RedisStore, skipped: &mut Vec<ReservationId>) {
         loop {
             let claimed = match store.claim_journal().await {
                 Ok(claimed) if claimed.is_empty() => return,
@@ -235,13 +255,14 @@ impl ServerLimiter {
             let now = self.now();
             let ends = claimed
                 .into_iter()
-                .map(|(id, value)| self.end_orphan(id, value, now));
+                .map(|claimed| self.end_orphan(claimed, now));
             let (mut ended, mut renewed) = (Vec::new(), Vec::new());
             for result in join_all(ends).await {
                 match result {
                     OrphanResult::Ended(id) => ended.push(id),
                     OrphanResult::Renewed(entry) => renewed.push(entry),
-                    OrphanResult::Left => {}
+                    OrphanResult::Skipped(id) => skipped.push(id),
+                    OrphanResult::Failed => {}
                 }
             }
             if let Err(error) = store.write_journal(&ended, &renewed).await {
@@ -255,29 +276,40 @@ impl ServerLimiter {
     }
 
     /// Ends a reservation from the journal, unless it was settled or renewed.
-    async fn end_orphan(&self, id: ReservationId, value: Vec<u8>, now: Timestamp) -> OrphanResult {
-        let Some((expires, contents)) = value.split_first_chunk() else {
-            return OrphanResult::Ended(id);
-        };
-        let expires = Timestamp::from_micros(u64::from_be_bytes(*expires));
-        if now.since(expires) > MAX_LATENESS {
-            self.reservations.lost.fetch_add(1, Ordering::Relaxed);
-            return OrphanResult::Ended(id);
-        }
-        // A newer version may have written the entry.
-        let Some(mut contents) = TokenContents::decode(contents) else {
-            return OrphanResult::Left;
-        };
-        let TokenCharges::InRedis(charges) = &contents.charges else {
-            return OrphanResult::Left;
-        };
-        let reservation = self.shared_reservation(charges.clone());
-        // Other servers with the same prefix may have the rules that this server does not have.
-        let (Some(redis_store), false) =
-            (self.redis_store(), reservation.charges.list().is_empty())
+    async fn end_orphan(&self, claimed: ClaimedReservation, now: Timestamp) -> OrphanResult {
+        let ClaimedReservation { id, overdue, value } = claimed;
+        // The clock of this server may be wrong, so only the clock of Redis counts.
+        let is_late = overdue > MAX_OVERDUE;
+        let (Some(redis_store), Some((mut contents, charges))) =
+            (self.redis_store(), decode_entry(&value))
         else {
-            return OrphanResult::Left;
+            // A newer version may have written the entry, so another server may know the format.
+            return if is_late {
+                self.lose_orphan(id)
+            } else {
+                OrphanResult::Skipped(id)
+            };
         };
+        let expires = contents.expires;
+        let reservation = self.shared_reservation(charges);
+        if is_late {
+            let charges = reservation.charges.as_charges();
+            let in_redis = reservation.in_redis(&charges, id, expires);
+            return match redis_store.store().read_guard(in_redis).await {
+                Ok(Some(ReservationStatus::Outstanding(until))) => {
+                    contents.expires = until;
+                    OrphanResult::Renewed(entry_of(&contents, now))
+                }
+                Ok(Some(_)) => OrphanResult::Ended(id),
+                // The guard may have expired, so it is unknown whether the reservation was settled.
+                Ok(None) => self.lose_orphan(id),
+                Err(error) => orphan_failed(&error),
+            };
+        }
+        // Other servers with the same prefix may have the rules that this server does not have.
+        if reservation.charges.list().is_empty() {
+            return OrphanResult::Skipped(id);
+        }
         let on_expiry = self.reservations.settings.on_expiry;
         let final_charges = FinalCharges::of_expired(&reservation.charges, on_expiry);
         let status = {
@@ -302,12 +334,19 @@ impl ServerLimiter {
                 contents.expires = until;
                 OrphanResult::Renewed(entry_of(&contents, now))
             }
-            Err(error) => {
-                tracing::debug!("failed to end an expired reservation of another server: {error}");
-                OrphanResult::Left
-            }
+            Err(error) => orphan_failed(&error),
         }
     }
+
+    fn lose_orphan(&self, id: ReservationId) -> OrphanResult {
+        self.reservations.lost.fetch_add(1, Ordering::Relaxed);
+        OrphanResult::Ended(id)
+    }
+}
+
+fn orphan_failed(error: &StoreError) -> OrphanResult {
+    tracing::debug!("failed to end an expired reservation of another server: {error}");
+    OrphanResult::Failed
 }
 
 /// Returns the journal entry of a reservation; `None` if other servers cannot end it.
@@ -329,6 +368,18 @@ fn journal_entry(
         charges: TokenCharges::InRedis(shared_charges(&outstanding.charges, receipt)),
     };
     Some(entry_of(&contents, now))
+}
+
+/// Decodes the value of an entry; `None` if it has another format.
+fn decode_entry(value: &[u8]) -> Option<(TokenContents, Vec<SharedCharge>)> {
+    let (expires, contents) = value.split_first_chunk()?;
+    let mut contents = TokenContents::decode(contents)?;
+    contents.expires = Timestamp::from_micros(u64::from_be_bytes(*expires));
+    let TokenCharges::InRedis(charges) = &contents.charges else {
+        return None;
+    };
+    let charges = charges.clone();
+    Some((contents, charges))
 }
 
 fn entry_of(contents: &TokenContents, now: Timestamp) -> JournalEntry {

@@ -82,6 +82,10 @@ pub(crate) static REFUND: LazyLock<Script> =
 pub(crate) static RENEW_RESERVATION: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("renew_reservation.lua"))));
 
+/// Reads whether a reservation was renewed or has ended.
+pub(crate) static READ_GUARD: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("read_guard.lua"))));
+
 /// Stores outstanding reservations, so that another server can end them.
 pub(crate) static JOURNAL: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("journal.lua").to_owned()));

@@ -159,6 +159,41 @@ impl RedisStore {
         combine(statuses.collect(), ReservationEnd::Expired)
     }
 
+    /// Returns what the guard of `reservation` records: that the reservation has ended, or the
+    /// instant until which it was renewed; `None` without a guard. If its charges are in several
+    /// slots and the guards differ, the last renewal counts, and then a missing guard.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if Redis did not answer.
+    pub async fn read_guard(
+        &self,
+        reservation: RedisReservation<'_>,
+    ) -> Result<Option<ReservationStatus>, StoreError> {
+        let calls = self.reserved_slots(&reservation).into_keys();
+        let calls = calls.map(|number| Call {
+            script: &scripts::READ_GUARD,
+            keys: vec![self.guard(number, &reservation)],
+            args: Vec::new(),
+            on_late_reply: None,
+        });
+        let calls: Vec<Call> = calls.collect();
+        let replies = join_all(calls.iter().map(|call| self.run(call))).await;
+        let (mut ended, mut renewed) = (None, None);
+        for reply in replies {
+            match status_of(&reply?)? {
+                ReservationStatus::Outstanding(until) => renewed = renewed.max(Some(until)),
+                status => ended = Some(status),
+            }
+        }
+        Ok(match renewed {
+            None => ended,
+            // There is no guard.
+            Some(until) if until == Timestamp::from_micros(0) => None,
+            Some(until) => Some(ReservationStatus::Outstanding(until)),
+        })
+    }
+
     /// Groups the charges of `reservation` by slot. If Redis is not a cluster, there is a single
     /// group without a slot number.
     fn reserved_slots(

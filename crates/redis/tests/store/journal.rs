@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use tidegate_core::{Span, Timestamp};
-use tidegate_redis::{JournalEntry, RedisStore};
+use tidegate_redis::{ClaimedReservation, JournalEntry, RedisStore};
 use tokio::runtime::Runtime;
 
 use crate::{START, server::Server, support::RedisServer};
@@ -23,6 +23,8 @@ enum Step {
         written: Vec<(u8, u64)>,
     },
     Claim,
+    /// Releases the reservation with this number.
+    Release(u8),
     /// Advances the clock by a number of milliseconds.
     Pass(u64),
 }
@@ -33,25 +35,42 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (ended, written).prop_map(|(ended, written)| Step::Write { ended, written }),
         2 => Just(Step::Claim),
+        1 => (0..100_u8).prop_map(Step::Release),
         2 => (0..3_000_u64).prop_map(Step::Pass),
     ]
 }
 
-/// The reference model: for each reservation, the time at which it is available, and its value.
+/// A reservation in the reference model.
+struct Modelled {
+    /// The time from which on any server may end it.
+    due: u64,
+    /// The time from which on it can be claimed.
+    available: u64,
+    value: Vec<u8>,
+}
+
+/// The reference model.
 #[derive(Default)]
-struct Model(BTreeMap<u8, (u64, Vec<u8>)>);
+struct Model(BTreeMap<u8, Modelled>);
 
 impl Model {
     /// Returns the reservations that are available first, in order, with the order of simultaneous
     /// ones determined by their IDs.
-    fn claim(&mut self, now: u64) -> Vec<(u8, Vec<u8>)> {
-        let available = self.0.iter_mut().filter(|(_, (due, _))| *due <= now);
+    fn claim(&mut self, now: u64) -> Vec<ClaimedReservation> {
+        let available = self
+            .0
+            .iter_mut()
+            .filter(|(_, entry)| entry.available <= now);
         let mut available: Vec<_> = available.collect();
-        available.sort_by_key(|(number, (due, _))| (*due, **number));
+        available.sort_by_key(|(number, entry)| (entry.available, **number));
         let claimed = available.into_iter().take(MAX_CLAIM);
-        let claimed = claimed.map(|(number, (due, value))| {
-            *due = now + LEASE;
-            (*number, value.clone())
+        let claimed = claimed.map(|(number, entry)| {
+            entry.available = now + LEASE;
+            ClaimedReservation {
+                id: [*number; 16],
+                overdue: Span::from_millis(now - entry.due),
+                value: entry.value.clone(),
+            }
         });
         claimed.collect()
     }
@@ -81,14 +100,31 @@ fn run(runtime: &Runtime, store: &RedisStore, steps: &[Step]) -> Result<(), Test
                 prop_assert_eq!(written_to, Ok(0));
                 model.0.retain(|number, _| !ended.contains(number));
                 for ((number, delay), entry) in written.iter().zip(entries) {
-                    model.0.insert(*number, (now + delay, entry.value));
+                    let (due, value) = (now + delay, entry.value);
+                    let available = due;
+                    model.0.insert(
+                        *number,
+                        Modelled {
+                            due,
+                            available,
+                            value,
+                        },
+                    );
                 }
             }
             Step::Claim => {
                 let claimed = runtime.block_on(store.claim_journal()).unwrap();
-                let claimed = claimed.into_iter().map(|(id, value)| (id[0], value));
-                let claimed: Vec<(u8, Vec<u8>)> = claimed.collect();
                 prop_assert_eq!(claimed, model.claim(now), "step {}", version);
+            }
+            // Only a server that has claimed a reservation releases it.
+            Step::Release(number) => {
+                if let Some(entry) = model.0.get_mut(number)
+                    && entry.due <= now
+                {
+                    entry.available = now;
+                    let released = runtime.block_on(store.release_journal(&[[*number; 16]]));
+                    prop_assert_eq!(released, Ok(()));
+                }
             }
             Step::Pass(time) => now += time,
         }
@@ -146,7 +182,7 @@ async fn a_claim_is_bounded_in_bytes() {
     assert_eq!(store.write_journal(&[], &entries).await, Ok(0));
     for expected in [&[0, 1][..], &[2], &[3, 4], &[]] {
         let claimed = store.claim_journal().await.unwrap();
-        let claimed: Vec<u8> = claimed.into_iter().map(|(id, _)| id[0]).collect();
+        let claimed: Vec<u8> = claimed.into_iter().map(|claimed| claimed.id[0]).collect();
         assert_eq!(claimed, expected);
     }
 }

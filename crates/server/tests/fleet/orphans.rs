@@ -198,18 +198,67 @@ fn a_reservation_that_expired_long_ago_is_lost() {
     assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
 }
 
-/// Two services with different rules share the prefix of their keys.
+/// No server searches the journal until 30 s after the reservation expired without its renewal.
+#[test]
+fn a_late_server_respects_a_renewal() {
+    let (redis, a, b) = nodes();
+    let other = without_rules(&redis);
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    b.at_millis_with_redis(9_000);
+    renew(&b, &reservation.token, 60).unwrap();
+    end_orphans_at(&other, 45_000);
+    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":1");
+    end_orphans_at(&b, 45_001);
+    assert_eq!(left(&b, "u"), 400);
+    end_orphans_at(&b, 74_000);
+    assert_eq!(left(&b, "u"), 1_000);
+    assert!(!lost(&b) && !lost(&other));
+}
+
+#[test]
+fn a_late_server_does_not_count_a_settled_reservation_as_lost() {
+    let (redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    settle(&b, &reservation.token, 100).unwrap();
+    end_orphans_at(&b, 45_000);
+    assert_eq!((left(&b, "u"), lost(&b)), (900, false));
+    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+}
+
+#[test]
+fn a_server_whose_clock_is_ahead_loses_no_reservation() {
+    let (_redis, a, b) = nodes();
+    reserve(&a, &USER, 600, 10).unwrap();
+    kill(a);
+    b.at_millis_with_redis(15_000);
+    b.at_millis(44_000);
+    b.run(b.limiter.end_orphaned_reservations());
+    assert!(!lost(&b));
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// Starts a node of another service, which shares the prefix of its keys.
+fn without_rules(redis: &RedisServer) -> Node {
+    let other = Node::start(&redis.url());
+    other.until_up(true);
+    other
+}
+
+/// Both servers search every second. The one without the rules always searches first, and again
+/// when the lease of its first claim ends.
 #[test]
 fn a_server_without_the_rules_leaves_a_reservation_to_others() {
     let (redis, a, b) = nodes();
-    let other = Node::start(&redis.url());
-    other.until_up(true);
+    let other = without_rules(&redis);
     reserve(&a, &USER, 600, 10).unwrap();
     kill(a);
-    end_orphans_at(&other, 15_000);
-    b.at_millis_with_redis(15_000);
-    assert_eq!(left(&b, "u"), 400);
-    end_orphans_at(&b, 17_000);
+    for second in 15..18 {
+        end_orphans_at(&other, second * 1_000);
+        assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":1");
+    }
+    end_orphans_at(&b, 17_500);
     assert_eq!(left(&b, "u"), 1_000);
 }
 

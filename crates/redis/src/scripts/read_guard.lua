@@ -1,0 +1,9 @@
+-- Reads whether a reservation was renewed or has ended.
+--
+-- KEYS[1]  the guard of the reservation
+--
+-- Returns a result and a number, as `read_guard` does (guard.lua). For an outstanding reservation,
+-- the number is the instant until which it was renewed, or 0 if there is no guard.
+-- (guard.lua)
+local ended, number = read_guard(KEYS[1], '0')
+return {ended or OUTSTANDING, number}
