@@ -94,8 +94,8 @@ impl ServerLimiter {
             return;
         };
         if now.since(outstanding.expires) > MAX_LATENESS {
-            // The server that removes the reservation from the journal counts it.
-            if !self.reservations.table().journal.leave_to_journal(&id) {
+            // A server that finds the reservation in the journal counts it.
+            if !self.reservations.table().journal.forget_journaled(&id) {
                 self.reservations.lost.fetch_add(1, Ordering::Relaxed);
             }
             return;

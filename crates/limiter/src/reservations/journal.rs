@@ -8,8 +8,9 @@
 //!                                          5 s after the expiry: ended by any other server
 //! ```
 //!
-//! The journal costs the calls that reserve and settle nothing: a task writes the changes in
-//! batches. If the server is killed, only the reservations that were not written yet stay charged.
+//! The journal adds no Redis call to reserving and settling: each reservation that lasts longer
+//! than 100 ms is written and removed in batches. If the server is killed, only the reservations
+//! that were not written yet stay charged.
 //!
 //! Any server may end a reservation of any other server, even of a running one, because the guard
 //! in Redis ensures that a reservation ends only once.
@@ -66,6 +67,9 @@ const MAX_ENTRIES: usize = 64;
 /// The maximum number of bytes in one call, unless a single reservation is larger.
 const MAX_BYTES: usize = 32 * 1_024;
 
+/// The maximum number of claims in one search.
+const MAX_CLAIMS: usize = 64;
+
 /// The maximum time to write the last changes when the server stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -81,8 +85,10 @@ const WRITES: Metric<1> = Metric::counter(
 /// The state of the task that writes the journal.
 #[derive(Debug, Default)]
 pub(super) struct JournalWriter {
-    /// Held during a write, so that two writes cannot overtake each other.
-    turn: tokio::sync::Mutex<()>,
+    /// Held during a write, so that two writes cannot overtake each other: the last write before
+    /// the server stops would otherwise overlap with a write of the task. No call of a client waits
+    /// for this lock, so it may be held across an await.
+    write_lock: tokio::sync::Mutex<()>,
     is_failing: AtomicBool,
     is_full: AtomicBool,
     /// The numbers of successful and failed writes.
@@ -151,7 +157,7 @@ impl ServerLimiter {
             return true;
         };
         let writer = &self.reservations.journal;
-        let _turn = writer.turn.lock().await;
+        let _write_lock = writer.write_lock.lock().await;
         loop {
             let JournalBatch { ended, entries } = self.next_journal_batch();
             if ended.is_empty() && entries.is_empty() {
@@ -177,7 +183,7 @@ impl ServerLimiter {
         };
         if tokio::time::timeout(FLUSH_TIMEOUT, flush).await.is_err() {
             tracing::warn!(
-                "outstanding reservations of the last moments could not be written to Redis; they stay charged until their windows end"
+                "failed to write the latest reservation changes to Redis before shutdown; if this server made reservations in its last 100 ms, they stay charged until their windows end"
             );
         }
     }
@@ -205,23 +211,32 @@ impl ServerLimiter {
     /// Takes the next changes of the journal.
     fn next_journal_batch(&self) -> JournalBatch {
         let now = self.now();
-        let mut table = self.reservations.table();
-        let ended = table.journal.take_ended(MAX_ENTRIES);
+        let ended = self.reservations.table().journal.take_ended(MAX_ENTRIES);
         let (mut entries, mut bytes) = (Vec::new(), 0);
         while entries.len() < MAX_ENTRIES
             && bytes < MAX_BYTES
-            && let Some(id) = table.journal.next_unwritten()
+            && let Some(entry) = self.next_journal_entry(now)
         {
+            bytes += entry.value.len();
+            entries.push(entry);
+        }
+        JournalBatch { ended, entries }
+    }
+
+    /// Takes the next reservation that the journal does not contain yet.
+    fn next_journal_entry(&self, now: Timestamp) -> Option<JournalEntry> {
+        loop {
+            // Reserving and settling wait for the table, so one lock covers one reservation.
+            let mut table = self.reservations.table();
+            let id = table.journal.next_unwritten()?;
             // An expired reservation that is being ended is not in the table.
             let outstanding = table.get(&id);
             let entry = outstanding.and_then(|outstanding| journal_entry(id, outstanding, now));
-            if let Some(entry) = entry {
-                bytes += entry.value.len();
-                entries.push(entry);
+            if entry.is_some() {
                 table.journal.begin_write(id);
+                return entry;
             }
         }
-        JournalBatch { ended, entries }
     }
 
     /// Ends the expired reservations of servers that have stopped. Has no effect without Redis.
@@ -243,7 +258,7 @@ impl ServerLimiter {
     /// Claims expired reservations, and ends them. Adds those that this server cannot end to
     /// `skipped`.
     async fn end_claimed_reservations(&self, store: &RedisStore, skipped: &mut Vec<ReservationId>) {
-        loop {
+        for _ in 0..MAX_CLAIMS {
             let claimed = match store.claim_journal().await {
                 Ok(claimed) if claimed.is_empty() => return,
                 Ok(claimed) => claimed,
@@ -256,18 +271,22 @@ impl ServerLimiter {
             let ends = claimed
                 .into_iter()
                 .map(|claimed| self.end_orphan(claimed, now));
-            let (mut ended, mut renewed) = (Vec::new(), Vec::new());
+            let (mut ended, mut renewed, mut has_failed) = (Vec::new(), Vec::new(), false);
             for result in join_all(ends).await {
                 match result {
                     OrphanResult::Ended(id) => ended.push(id),
                     OrphanResult::Renewed(entry) => renewed.push(entry),
                     OrphanResult::Skipped(id) => skipped.push(id),
-                    OrphanResult::Failed => {}
+                    OrphanResult::Failed => has_failed = true,
                 }
             }
             if let Err(error) = store.write_journal(&ended, &renewed).await {
                 // The entries can be claimed again. Their reservations then have already ended.
                 tracing::debug!("failed to remove ended reservations: {error}");
+                return;
+            }
+            if has_failed {
+                // Further claims would only keep the reservations from other servers.
                 return;
             }
             // The calls above may complete without ever suspending this task.
@@ -349,16 +368,13 @@ fn orphan_failed(error: &StoreError) -> OrphanResult {
     OrphanResult::Failed
 }
 
-/// Returns the journal entry of a reservation; `None` if other servers cannot end it.
+/// Returns the journal entry of a reservation; `None` if its charges are not in Redis.
 fn journal_entry(
     id: ReservationId,
     outstanding: &OutstandingReservation,
     now: Timestamp,
 ) -> Option<JournalEntry> {
     let receipt = redis_receipt(outstanding.receipt.as_ref())?;
-    if !outstanding.charges.has_rules() {
-        return None;
-    }
     let contents = TokenContents {
         kind: ReservationKind::Request,
         id,

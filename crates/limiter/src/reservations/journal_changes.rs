@@ -1,22 +1,35 @@
 //! The changes that the journal in Redis does not contain yet.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 
 use super::token::ReservationId;
 
 /// The changes since the last write to the journal. A reservation that ends before it is written
 /// never reaches the journal.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct JournalChanges {
     /// The new and the changed reservations.
     unwritten: BTreeSet<ReservationId>,
     /// The reservations that the journal may contain.
     journaled: HashSet<ReservationId>,
-    /// The reservations to remove from the journal.
-    ended: Vec<ReservationId>,
+    /// The reservations to remove from the journal, oldest first. If Redis is unreachable for long,
+    /// the oldest are dropped. The server that claims them removes them, because they have ended.
+    ended: VecDeque<ReservationId>,
+    max_ended: usize,
 }
 
 impl JournalChanges {
+    /// Creates the changes of a server that remembers at most `max_ended` reservations to remove
+    /// from the journal.
+    pub(super) fn new(max_ended: usize) -> Self {
+        Self {
+            unwritten: BTreeSet::new(),
+            journaled: HashSet::new(),
+            ended: VecDeque::new(),
+            max_ended,
+        }
+    }
+
     /// Records a new or changed reservation.
     pub(super) fn add(&mut self, id: ReservationId) {
         self.unwritten.insert(id);
@@ -26,13 +39,19 @@ impl JournalChanges {
     pub(super) fn end(&mut self, id: &ReservationId) {
         self.unwritten.remove(id);
         if self.journaled.remove(id) {
-            self.ended.push(*id);
+            self.ended.push_back(*id);
+            self.drop_oldest_ended();
         }
     }
 
-    /// Leaves a reservation to the journal. Returns false if the journal does not contain the
-    /// reservation.
-    pub(super) fn leave_to_journal(&mut self, id: &ReservationId) -> bool {
+    fn drop_oldest_ended(&mut self) {
+        let excess = self.ended.len().saturating_sub(self.max_ended);
+        self.ended.drain(..excess);
+    }
+
+    /// Forgets a reservation without removing it from the journal. Returns false if the journal does
+    /// not contain the reservation.
+    pub(super) fn forget_journaled(&mut self, id: &ReservationId) -> bool {
         self.unwritten.remove(id);
         self.journaled.remove(id)
     }
@@ -51,7 +70,8 @@ impl JournalChanges {
 
     /// Returns up to `most` reservations that the caller must remove from the journal.
     pub(super) fn take_ended(&mut self, most: usize) -> Vec<ReservationId> {
-        self.ended.split_off(self.ended.len().saturating_sub(most))
+        let kept = self.ended.len().saturating_sub(most);
+        self.ended.split_off(kept).into()
     }
 
     /// Records that a call with these changes has failed.
@@ -61,6 +81,7 @@ impl JournalChanges {
         written: impl IntoIterator<Item = ReservationId>,
     ) {
         self.ended.extend(ended);
+        self.drop_oldest_ended();
         // If a reservation has ended during the call, it must not be written again.
         let outstanding = written.into_iter().filter(|id| self.journaled.contains(id));
         self.unwritten.extend(outstanding);
@@ -111,13 +132,23 @@ mod tests {
         ]
     }
 
-    #[derive(Default)]
     struct Pair {
         changes: JournalChanges,
         outstanding: BTreeSet<ReservationId>,
         /// The reservations that have ended. An ID is never used again.
         over: BTreeSet<ReservationId>,
         journal: BTreeSet<ReservationId>,
+    }
+
+    impl Default for Pair {
+        fn default() -> Self {
+            Self {
+                changes: JournalChanges::new(usize::MAX),
+                outstanding: BTreeSet::new(),
+                over: BTreeSet::new(),
+                journal: BTreeSet::new(),
+            }
+        }
     }
 
     impl Pair {
@@ -161,6 +192,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_reservations_to_remove_are_bounded() {
+        let mut changes = JournalChanges::new(2);
+        let ids: [ReservationId; 4] = std::array::from_fn(|number| [number as u8; 16]);
+        let end = |changes: &mut JournalChanges, id| {
+            changes.begin_write(id);
+            changes.end(&id);
+        };
+        for id in &ids[..3] {
+            end(&mut changes, *id);
+        }
+        let taken = changes.take_ended(4);
+        assert_eq!(taken, &ids[1..3]);
+        end(&mut changes, ids[3]);
+        changes.restore(taken, []);
+        assert_eq!(changes.take_ended(4).len(), 2);
+    }
+
     proptest! {
         /// Whatever calls fail, the journal contains exactly the outstanding reservations after the
         /// last change was written.
@@ -183,7 +232,7 @@ mod tests {
 
         #[test]
         fn a_reservation_that_ends_early_is_never_written(number in any::<u8>()) {
-            let mut changes = JournalChanges::default();
+            let mut changes = JournalChanges::new(usize::MAX);
             changes.add([number; 16]);
             changes.end(&[number; 16]);
             prop_assert_eq!(changes.next_unwritten(), None);

@@ -125,9 +125,9 @@ impl Reservations {
 
     fn with_keys(settings: ReservationsConfig, keys: TokenKeys) -> Self {
         Self {
+            table: Mutex::new(OutstandingTable::new(settings.max)),
             settings,
             keys,
-            table: Mutex::default(),
             permits: Arc::default(),
             journal: JournalWriter::default(),
             added: Notify::new(),

@@ -7,7 +7,7 @@
 //!
 //! [`MemoryStore::move_receipt`]: tidegate_core::MemoryStore::move_receipt
 
-use std::{collections::HashSet, io, path::Path};
+use std::{collections::BTreeSet, io, path::Path};
 
 use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::{Cost, Receipt, Timestamp};
@@ -17,6 +17,9 @@ use super::{
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
 };
 use crate::{LimiterReceipt, ServerLimiter, snapshot};
+
+/// The maximum number of IDs that are copied while the table is locked.
+const IDS_PER_LOCK: usize = 256;
 
 impl ServerLimiter {
     /// Returns whether another process has taken over the state of this process.
@@ -33,19 +36,21 @@ impl ServerLimiter {
     /// Returns the reservations of requests, for another process. Reservations of counters do not
     /// move, because the other process does not know their limits; their charges stay counted.
     pub(crate) fn reservations_to_move(&self) -> Vec<Vec<u8>> {
-        self.encode_reservations(|_| true)
+        self.encode_reservations(&self.outstanding_ids())
     }
 
-    fn encode_reservations(&self, selects: impl Fn(&ReservationId) -> bool) -> Vec<Vec<u8>> {
+    /// Encodes those of the reservations `ids` that are still outstanding.
+    fn encode_reservations(&self, ids: &BTreeSet<ReservationId>) -> Vec<Vec<u8>> {
         let now = self.now();
-        let table = self.reservations.table();
-        let selected = table.iter().filter(|(id, _)| selects(id));
-        let moved = selected.filter_map(|(id, outstanding)| {
+        let encode = |id| {
+            // Reserving and settling wait for the table, so one lock covers one reservation.
+            let table = self.reservations.table();
+            let outstanding = table.get(id)?;
             let contents = self.contents_to_move(id, outstanding, now)?;
             let since = outstanding.since.as_micros().to_be_bytes();
             Some([&since[..], &contents.encode()].concat())
-        });
-        moved.collect()
+        };
+        ids.iter().filter_map(encode).collect()
     }
 
     fn contents_to_move(
@@ -86,13 +91,23 @@ impl ServerLimiter {
         // before and after the copy was charged, and not refunded, in every part of the copy. If
         // another reservation were restored, its refund would remove units of other requests.
         let before = self.outstanding_ids();
-        let reservations = || self.encode_reservations(|id| before.contains(id));
+        let reservations = || self.encode_reservations(&before);
         snapshot::save(self.local_store(), reservations, path, self.now())
     }
 
-    fn outstanding_ids(&self) -> HashSet<ReservationId> {
-        let table = self.reservations.table();
-        table.iter().map(|(id, _)| *id).collect()
+    /// Returns the outstanding reservations. A reservation that is made, or renewed for a shorter
+    /// time, during the call may be missing.
+    fn outstanding_ids(&self) -> BTreeSet<ReservationId> {
+        let (mut ids, mut last) = (BTreeSet::new(), None);
+        loop {
+            // Reserving and settling wait for the table, so it is not locked for long.
+            let next = self.reservations.table().next_ids(last, IDS_PER_LOCK);
+            ids.extend(next.iter().map(|(_, id)| *id));
+            last = next.last().copied();
+            if last.is_none() {
+                return ids;
+            }
+        }
     }
 
     /// Restores the reservations of a snapshot, whose keys the store has already restored. Returns
@@ -106,7 +121,7 @@ impl ServerLimiter {
         for reservation in reservations {
             self.take_reservation(reservation);
         }
-        self.outstanding_ids().len()
+        self.reservations.table().len()
     }
 
     /// Takes a reservation of another process. Returns false if it is not valid.

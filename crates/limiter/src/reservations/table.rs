@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
+    ops::Bound,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -60,11 +61,14 @@ impl Drop for ReservationPermit {
     }
 }
 
+/// A reservation and its due time.
+pub(super) type DueId = (Timestamp, ReservationId);
+
 /// Outstanding reservations, indexed by ID and ordered by due time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
-    by_due_time: BTreeSet<(Timestamp, ReservationId)>,
+    by_due_time: BTreeSet<DueId>,
     settled: SettledIds,
     /// The reservations in Redis that are not in the journal yet, or still in it.
     pub(super) journal: JournalChanges,
@@ -84,9 +88,22 @@ struct SettledIds {
 pub(super) type CounterKeys = Box<[Box<[u8]>]>;
 
 impl OutstandingTable {
+    /// Creates the table of a server with at most `max` outstanding reservations.
+    pub(super) fn new(max: usize) -> Self {
+        Self {
+            by_id: HashMap::new(),
+            by_due_time: BTreeSet::new(),
+            settled: SettledIds::default(),
+            journal: JournalChanges::new(max),
+            is_moved: false,
+        }
+    }
+
     /// Adds a reservation, or a changed reservation that was removed before.
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
-        if redis_receipt(outstanding.receipt.as_ref()).is_some() {
+        // Other servers do not know the limits of charges without rules.
+        if redis_receipt(outstanding.receipt.as_ref()).is_some() && outstanding.charges.has_rules()
+        {
             self.journal.add(id);
         }
         self.by_due_time.insert((outstanding.due_at, id));
@@ -99,8 +116,15 @@ impl OutstandingTable {
         Some(outstanding)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&ReservationId, &OutstandingReservation)> {
-        self.by_id.iter()
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Returns up to `most` reservations in the order of their due times, beginning after `last`.
+    pub(super) fn next_ids(&self, last: Option<DueId>, most: usize) -> Vec<DueId> {
+        let start = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let ids = self.by_due_time.range((start, Bound::Unbounded));
+        ids.take(most).copied().collect()
     }
 
     pub(super) fn get(&self, id: &ReservationId) -> Option<&OutstandingReservation> {

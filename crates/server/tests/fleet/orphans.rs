@@ -2,6 +2,7 @@
 
 use tidegate_config::Config;
 use tidegate_core::Span;
+use tidegate_redis::JournalEntry;
 
 use crate::{
     node::Node,
@@ -77,6 +78,57 @@ fn many_reservations_of_a_killed_server_cost_nothing() {
     assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":200");
     end_orphans_at(&b, 15_000);
     assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// A search is bounded, so that one server does not claim a long queue alone.
+#[test]
+fn a_search_is_bounded() {
+    let (redis, _a, b) = nodes();
+    let entries = |first: u32| {
+        let ids = first..first + 64;
+        let entries = ids.map(|number| JournalEntry {
+            id: (u128::from(number) << 64).to_be_bytes(),
+            delay: Span::from_micros(0),
+            value: Vec::new(),
+        });
+        entries.collect::<Vec<_>>()
+    };
+    let store = b.limiter.redis_store().unwrap().store();
+    for batch in 0..65 {
+        assert_eq!(b.run(store.write_journal(&[], &entries(batch * 64))), Ok(0));
+    }
+    // Values in an unknown format are dropped if they are late.
+    end_orphans_at(&b, 45_000);
+    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":64");
+}
+
+/// If a reservation cannot be ended, the server leaves the rest of the queue to other servers.
+#[test]
+fn a_search_ends_after_a_failure() {
+    let (redis, a, b) = nodes();
+    for _ in 0..200 {
+        reserve(&a, &USER, 3, 10).unwrap();
+    }
+    kill(a);
+    // With guards of another type, ending a reservation fails.
+    let break_guards = "
+for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
+  redis.call('LPUSH', 'test#ends{}:' .. string.gsub(id, '.', function(byte)
+    return string.format('%02x', string.byte(byte))
+  end), 'x')
+end";
+    redis.ask(&["EVAL", break_guards, "1", JOURNAL]);
+    end_orphans_at(&b, 15_000);
+    b.at_millis_with_redis(15_001);
+    let store = b.limiter.redis_store().unwrap().store();
+    let mut claimed = 0;
+    loop {
+        match b.run(store.claim_journal()).unwrap().len() {
+            0 => break,
+            more => claimed += more,
+        }
+    }
+    assert_eq!(claimed, 200 - 64);
 }
 
 #[test]
