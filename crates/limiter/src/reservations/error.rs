@@ -52,8 +52,8 @@ impl NotOutstanding {
     fn reason(self) -> &'static str {
         match self {
             Self::Unknown => {
-                "is not outstanding on this server: it was already settled, has expired, was made \
-                 before a restart, or, without Redis, was made by another server"
+                "is not outstanding on this server: it was already settled, has expired, was lost \
+                 in a restart, or, without Redis, was made by another server"
             }
             Self::Expired => "has expired",
             Self::Settled => "was already settled at a different cost",

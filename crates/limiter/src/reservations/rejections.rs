@@ -9,7 +9,7 @@ use super::error::{NotOutstanding, ReservationError};
 const REJECTED: Metric<1> = Metric::counter(
     "tidegate_reservations_rejected_total",
     ["reason"],
-    "Calls to settle or renew a reservation that was not outstanding: its token or ID is not valid (`invalid`) or not known to this server (`unknown`), or it has expired (`expired`), was already settled (`settled`), or has lost its concurrency slot (`slot_lost`). Commits of Kuadrant count too; their amount is counted unless the reason is `settled`.",
+    "Settle, renew and commit calls whose reservation was not outstanding, by reason.",
 );
 
 /// The number of rejected calls by reason.
