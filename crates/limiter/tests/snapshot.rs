@@ -351,6 +351,15 @@ fn the_format_changes_only_with_reservations() {
     assert!(fs::read(&path).unwrap().starts_with(b"tidegate-store-2"));
 }
 
+/// Stops a thread. Without this guard, the thread would run forever after a failed assertion.
+struct SetOnDrop<'f>(&'f AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// While a snapshot is written, reservations are made and cancelled. If the snapshot contained a
 /// reservation without its charge, or after its refund, the refund after a restart would remove
 /// units of other requests.
@@ -362,13 +371,6 @@ fn a_snapshot_under_load_contains_only_charged_reservations() {
     let charged = reserve(&before, 5).0.unwrap();
     settle(&before, &charged, 5).unwrap();
     let is_done = AtomicBool::new(false);
-    // Without this guard, a failed assertion would leave the thread running forever.
-    struct SetOnDrop<'f>(&'f AtomicBool);
-    impl Drop for SetOnDrop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_done.load(Ordering::Relaxed) {

@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn the_reservations_to_remove_are_bounded() {
         let mut changes = JournalChanges::new(2);
-        let ids: [ReservationId; 4] = std::array::from_fn(|number| [number as u8; 16]);
+        let ids: [ReservationId; 4] = [0, 1, 2, 3].map(|number| [number; 16]);
         let end = |changes: &mut JournalChanges, id| {
             changes.begin_write(id);
             changes.end(&id);
