@@ -3,9 +3,11 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use futures_util::future::{join_all, join3};
-use tidegate::rate_limiter::release_slots;
+use tidegate::rate_limiter::{OwnedCharges, release_slots};
 use tidegate_core::{Span, Timestamp};
-use tidegate_redis::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus};
+use tidegate_redis::{
+    FallbackStore, GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
+};
 
 use super::{
     final_charges::FinalCharges,
@@ -80,7 +82,29 @@ impl ServerLimiter {
         }
     }
 
-    /// Ends an expired reservation in Redis, unless it was settled or renewed.
+    /// Returns the final charges of a reservation that has expired.
+    pub(super) fn final_charges_of_expired(&self, charges: &OwnedCharges) -> FinalCharges {
+        FinalCharges::of_expired(charges, self.reservations.settings.on_expiry)
+    }
+
+    /// Ends `reservation` in Redis, unless it was settled or renewed, and counts it.
+    pub(super) async fn end_expired(
+        &self,
+        redis_store: &FallbackStore,
+        reservation: RedisReservation<'_>,
+        final_charges: &FinalCharges,
+        now: Timestamp,
+    ) -> Result<ReservationStatus, StoreError> {
+        let (end, settlements) = (ReservationEnd::Expired, &final_charges.settlements);
+        let status = redis_store.end_reservation(reservation, settlements, end, now);
+        let status = status.await?;
+        if status == ReservationStatus::Ended {
+            self.reservations.expired.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(status)
+    }
+
+    /// Ends an expired reservation that this server has made.
     async fn expire_in_redis(
         &self,
         id: ReservationId,
@@ -100,8 +124,7 @@ impl ServerLimiter {
             }
             return;
         }
-        let on_expiry = self.reservations.settings.on_expiry;
-        let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
+        let final_charges = self.final_charges_of_expired(&outstanding.charges);
         let status = {
             let charges = outstanding.charges.as_charges();
             let reservation = RedisReservation {
@@ -111,9 +134,7 @@ impl ServerLimiter {
                 receipt,
                 former_keys: &[],
             };
-            let end = ReservationEnd::Expired;
-            let settlements = &final_charges.settlements;
-            let ended = redis_store.end_reservation(reservation, settlements, end, now);
+            let ended = self.end_expired(redis_store, reservation, &final_charges, now);
             ended.await
         };
         // Before this point, the journal must keep the reservation, in case the server is killed.
@@ -127,7 +148,6 @@ impl ServerLimiter {
         }
         match status {
             Ok(ReservationStatus::Ended) => {
-                self.reservations.expired.fetch_add(1, Ordering::Relaxed);
                 let held = now.since(outstanding.since);
                 release_slots(&self.waiters, &outstanding.charges, Some(held));
                 return self.settle_own_share(outstanding, &final_charges, now);

@@ -28,13 +28,10 @@ use futures_util::future::join_all;
 use tidegate::rate_limiter::release_slots;
 use tidegate_core::{Cost, Span, Timestamp};
 use tidegate_net::prometheus::{Metric, Page};
-use tidegate_redis::{
-    ClaimedReservation, JournalEntry, RedisStore, ReservationEnd, ReservationStatus, StoreError,
-};
+use tidegate_redis::{ClaimedReservation, JournalEntry, RedisStore, ReservationStatus, StoreError};
 
 use super::{
     expiry::MAX_LATENESS,
-    final_charges::FinalCharges,
     in_redis::shared_charges,
     table::{OutstandingReservation, redis_receipt},
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
@@ -329,19 +326,15 @@ impl ServerLimiter {
         if reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }
-        let on_expiry = self.reservations.settings.on_expiry;
-        let final_charges = FinalCharges::of_expired(&reservation.charges, on_expiry);
+        let final_charges = self.final_charges_of_expired(&reservation.charges);
         let status = {
             let charges = reservation.charges.as_charges();
             let in_redis = reservation.in_redis(&charges, id, expires);
-            let end = ReservationEnd::Expired;
-            let settlements = &final_charges.settlements;
-            let ended = redis_store.end_reservation(in_redis, settlements, end, now);
+            let ended = self.end_expired(redis_store, in_redis, &final_charges, now);
             ended.await
         };
         match status {
             Ok(ReservationStatus::Ended) => {
-                self.reservations.expired.fetch_add(1, Ordering::Relaxed);
                 // It is not known how long the slots were in use.
                 release_slots(&self.waiters, &reservation.charges, None);
                 OrphanResult::Ended(id)

@@ -39,8 +39,7 @@ impl ServerLimiter {
 
     /// Ends an expired reservation.
     pub(super) fn expire_locally(&self, outstanding: OutstandingReservation, now: Timestamp) {
-        let on_expiry = self.reservations.settings.on_expiry;
-        let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
+        let final_charges = self.final_charges_of_expired(&outstanding.charges);
         self.end_locally(outstanding, &final_charges, now);
         self.reservations.expired.fetch_add(1, Ordering::Relaxed);
     }
