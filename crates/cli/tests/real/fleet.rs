@@ -188,23 +188,25 @@ fn a_server_starts_without_redis_and_logs_it() {
     server.stop();
 }
 
-/// A server is killed, and another one is stopped. A third server refunds their reservations.
+/// A server is killed, and another one is stopped. A third server refunds their reservations. The
+/// time to live is long enough to kill and stop the servers before the reservations expire.
 #[test]
 fn reservations_of_killed_and_stopped_servers_cost_nothing() {
     let redis = RedisServer::start();
     let rules = "rules: [{name: api, key: [user], limits: [10/d], algorithm: sliding_window_log}]";
     let mut servers = fleet(&redis, "", rules).into_iter();
-    let [killed, stopped, third] = [(); 3].map(|()| servers.next().unwrap());
+    let [killed, stopped, third, fourth] = [(); SERVERS].map(|()| servers.next().unwrap());
+    fourth.stop();
     let entries = json!({"user": "u"});
     for server in [&killed, &stopped] {
-        let body = json!({"entries": entries, "cost": 5, "ttl": "1s"});
+        let body = json!({"entries": entries, "cost": 5, "ttl": "5s"});
         let reserve = Ask::new("POST", server.http, "/v1/reserve").body(&body);
         assert_eq!(reserve.send().status, 200);
     }
     assert_eq!(third.check(&entries).status, 429);
-    eventually("the reservation is in the journal", || {
-        let written = "tidegate_reservation_journal_writes_total{result=\"ok\"} 1";
-        killed.metrics().contains(written).then_some(())
+    eventually("the reservations are in the journal", || {
+        let written = redis.ask(&["HLEN", "tidegate#{reservations}"]);
+        (written == ":2").then_some(())
     });
     killed.signal("KILL");
     assert!(!killed.wait().0.success());
@@ -214,6 +216,8 @@ fn reservations_of_killed_and_stopped_servers_cost_nothing() {
         let peek = Ask::new("POST", third.http, "/v1/peek").body(&json!({"entries": entries}));
         (peek.send().json()["remaining"] == 9).then_some(())
     });
+    let ended = "tidegate_reservations_ended_total{by=\"expiry\"} 2\n";
+    assert!(third.metrics().contains(ended));
 }
 
 #[test]
