@@ -12,8 +12,8 @@ use tokio::{io::DuplexStream, net::TcpStream};
 use tokio_rustls::server::TlsStream;
 
 use super::{
-    moved::{MAX_STATE_BYTES, MovedConnection},
-    relay::{self, RelayedClient},
+    moved::{MAX_STATE_BYTES, MovedConnection, RelayedClient},
+    relay,
     shutdown::{ConnectionCount, OpenConnection, Shutdown, Stage},
 };
 

@@ -1,12 +1,15 @@
 //! Connections on their way to another process, and where they go.
 
 use std::{
-    fmt,
+    fmt, io,
     net::SocketAddr,
     sync::{Mutex, PoisonError},
 };
 
-use super::RelayedClient;
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+use super::cert_identity::verified_name;
 
 /// The maximum length of the state of a connection that is handed over.
 pub const MAX_STATE_BYTES: usize = 2 << 20;
@@ -32,6 +35,26 @@ impl StateFormat {
     #[must_use]
     pub fn strip(self, state: &[u8]) -> Option<&[u8]> {
         state.strip_prefix(&self.header())
+    }
+}
+
+/// The client of a connection that another process relays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayedClient {
+    /// The client's address. The socket of the connection is a Unix socket, which has none.
+    pub address: SocketAddr,
+    /// The name in the client's certificate.
+    pub name: Option<String>,
+}
+
+impl RelayedClient {
+    /// Returns the client of `stream`.
+    pub(super) fn of(stream: &TlsStream<TcpStream>) -> io::Result<Self> {
+        let (socket, session) = stream.get_ref();
+        Ok(Self {
+            address: socket.peer_addr()?,
+            name: verified_name(session),
+        })
     }
 }
 

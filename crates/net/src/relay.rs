@@ -13,7 +13,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     os::{fd::OwnedFd, unix::net::UnixStream as StdUnixStream},
     pin::pin,
     sync::Arc,
@@ -30,7 +29,6 @@ use tokio_rustls::server::TlsStream;
 
 use super::{
     TimedStream, WriteTimeout,
-    cert_identity::verified_name,
     shutdown::{ConnectionCount, Shutdown, Stage},
 };
 
@@ -38,26 +36,6 @@ use super::{
 /// it discards what the client sends: bytes that stay unread would reset the connection before the
 /// client has read the response.
 const LINGER: Duration = Duration::from_secs(1);
-
-/// The client of a connection that another process relays.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RelayedClient {
-    /// The client's address. The socket of the connection is a Unix socket, which has none.
-    pub address: SocketAddr,
-    /// The name in the client's certificate.
-    pub name: Option<String>,
-}
-
-impl RelayedClient {
-    /// Returns the client of `stream`.
-    pub(super) fn of(stream: &TlsStream<TcpStream>) -> io::Result<Self> {
-        let (socket, session) = stream.get_ref();
-        Ok(Self {
-            address: socket.peer_addr()?,
-            name: verified_name(session),
-        })
-    }
-}
 
 /// Relays `stream` in a task of its own, which `relays` counts. The relay ends if the client reads
 /// nothing for `write_timeout`. Returns the socket for the other process. It has the type of a TCP
