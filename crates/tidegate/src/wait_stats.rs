@@ -60,6 +60,13 @@ impl WaitStats {
         Span::from_secs(60),
     ];
 
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(
+            dead_code,
+            reason = "requests wait for slots only with the feature `tokio`"
+        )
+    )]
     pub(crate) fn observe(&self, end: WaitEnd, waited: Span) {
         let counts = self.counts(end);
         let bucket = Self::BOUNDS.partition_point(|bound| *bound < waited);

@@ -429,16 +429,37 @@ pub(crate) enum Wake {
 
 impl Ticket<'_> {
     /// Returns the ticket number. Earlier requests have smaller numbers.
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(
+            dead_code,
+            reason = "requests wait for slots only with the feature `tokio`"
+        )
+    )]
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
     /// Returns the key of the queue.
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(
+            dead_code,
+            reason = "requests wait for slots only with the feature `tokio`"
+        )
+    )]
     pub(crate) fn key(&self) -> &[u8] {
         &self.key
     }
 
     /// Enters the queue of `key` with the same ticket number, and returns the new ticket.
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(
+            dead_code,
+            reason = "requests wait for slots only with the feature `tokio`"
+        )
+    )]
     pub(crate) fn enter<'w>(
         &self,
         waiters: &'w Waiters,

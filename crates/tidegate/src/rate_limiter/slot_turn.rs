@@ -141,6 +141,13 @@ pub struct SlotTurn<'s> {
 /// A queue in which a request waits for slots.
 #[derive(Clone, Copy, Debug)]
 struct SlotQueue<'c> {
+    #[cfg_attr(
+        not(feature = "tokio"),
+        expect(
+            dead_code,
+            reason = "requests wait for slots only with the feature `tokio`"
+        )
+    )]
     key: &'c [u8],
     slot_wait: SlotWait,
 }
@@ -536,6 +543,13 @@ struct Attempts<'l, L: RateLimiter + ?Sized> {
     progress: queued::Progress<'l, L>,
 }
 
+#[cfg_attr(
+    not(feature = "tokio"),
+    expect(
+        clippy::unused_self,
+        reason = "requests wait for slots only with the feature `tokio`"
+    )
+)]
 impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
     fn new(limiter: &'l L, cache_search: CacheSearch) -> Self {
         Self {
