@@ -168,7 +168,7 @@ fn restart_required(document: &Value) -> Option<String> {
     let settings: Vec<String> = list(&document["restart_required"]).map(text).collect();
     (!settings.is_empty()).then(|| {
         let settings = settings.join(", ");
-        format!("note: changes to {settings} take effect after a server restart\n")
+        format!("note: changes to {settings} take effect after a restart or an upgrade\n")
     })
 }
 

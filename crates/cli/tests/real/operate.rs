@@ -680,7 +680,7 @@ changed: trial
   mode: shadow -> enforce
   limits: 2/h -> 3/h
   in the last hour, its current limits would have denied 3 of 5 requests
-note: changes to listen, top take effect after a server restart
+note: changes to listen, top take effect after a restart or an upgrade
 ";
     let shown = printed(&server.operate(&preview));
     assert_eq!(
@@ -715,7 +715,7 @@ fn reload_and_status_name_the_settings_that_need_a_restart() {
     // Without `listen`, the file has the default listener addresses. They differ from the addresses
     // of this server.
     std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
-    let expected = "note: changes to listen, shutdown take effect after a server restart\n";
+    let expected = "note: changes to listen, shutdown take effect after a restart or an upgrade\n";
     let reloaded = printed(&server.operate(&["reload"]));
     assert_eq!(reloaded, format!("reloaded: 1 rules\n{expected}"));
     let status = printed(&server.operate(&["status"]));

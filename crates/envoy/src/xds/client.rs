@@ -150,10 +150,13 @@ impl XdsClient {
             let wait = self.config.backoff.wait(first_wait, failures, random);
             failures = failures.saturating_add(1);
             let server = &self.config.server;
-            tracing::warn!(
-                %server, retry_in = %wait,
-                "no connection to the control plane; keeping the active rules: {problem}"
-            );
+            let state = match (self.version(), self.is_waiting()) {
+                (Some(_), _) => "keeping the active rules",
+                (None, true) => "rate limit requests fail until it sends a configuration",
+                (None, false) => "no limits are active until it sends a configuration",
+            };
+            let retry_in = Span::from_millis(wait.as_millis_ceil());
+            tracing::warn!(%server, %retry_in, "no connection to the control plane; {state}: {problem}");
             {
                 let mut state = self.status.lock();
                 state.is_connected = false;

@@ -274,7 +274,7 @@ impl Reloader {
                 let settings = restart_required.join(", ");
                 tracing::warn!(
                     settings,
-                    "changes to these settings take effect after a server restart"
+                    "changes to these settings take effect after a restart or an upgrade"
                 );
             }
             last.restart_required = restart_required;

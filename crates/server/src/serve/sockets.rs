@@ -98,7 +98,7 @@ impl Sockets {
         };
         let address = socket.local_addr().map_err(not_listening)?;
         let Some(configured) = configured(&name, config) else {
-            tracing::info!(listener = name, %address, "upgrade: the listener is now off; its socket is closed");
+            tracing::info!(listener = name, %address, "upgrade: the listener is now off; its socket will be closed");
             return Ok(());
         };
         // Port 0 stands for any port.
@@ -107,7 +107,7 @@ impl Sockets {
         if !is_managed && !is_same {
             tracing::info!(
                 listener = name, %address, new_address = %configured,
-                "upgrade: the listener now has another address; its old socket is closed"
+                "upgrade: the listener now has another address; its old socket will be closed"
             );
             return Ok(());
         }
