@@ -21,7 +21,7 @@ rules:
 ";
 
 /// The HAPROXY-HELLO of HAProxy, with a maximum of 512 bytes.
-const HELLO: &[u8] = b"\0\0\0\x48\x01\0\0\0\x01\0\0\x12supported-versions\x08\x032.0\x0emax-frame-size\x03\xf0\x11\x0ccapabilities\x08\x0apipelining";
+const HELLO: &[u8] = b"\0\0\0\x4a\x01\0\0\0\x01\0\0\x12supported-versions\x08\x032.0\x0emax-frame-size\x03\xf0\x11\x0ccapabilities\x08\x0apipelining";
 
 fuzz_target!(|input: &[u8]| {
     let Some((first, rest)) = input.split_first() else {
