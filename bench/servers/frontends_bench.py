@@ -7,7 +7,6 @@ All front ends forward to the same nginx, in one run on loopback. The method is 
         --traefik target/test-traefik/traefik
 """
 
-import argparse
 import contextlib
 import http.client
 import os
@@ -21,7 +20,7 @@ import urllib.request
 from statistics import median
 
 from front_ends import FRONT_ENDS, REPOSITORY, Programs, Setting, start_tidegate
-from measure import program
+from measure import benchmark_parser
 from processes import START_SECONDS
 from proxy_bench import BODY_BYTES, start_upstream
 
@@ -91,18 +90,8 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("tidegate", "envoy", "traefik"):
-        parser.add_argument(f"--{name}", required=True, type=program)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = benchmark_parser(__doc__, ("tidegate", "envoy", "traefik"), rounds=7)
     parser.add_argument("--seconds", type=int, default=3, help="per load")
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="one short round, to show only that the benchmark works",
-    )
     return parser.parse_args()
 
 

@@ -44,20 +44,25 @@ def main():
 
 
 def parse():
+    parser = benchmark_parser(__doc__, ("tidegate", "throttlecrab", "hyper"), rounds=5)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
+    return parser.parse_args()
+
+
+def benchmark_parser(description, programs, rounds):
+    """Returns a parser with the options that most benchmarks have."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tidegate", required=True, type=program)
-    parser.add_argument("--throttlecrab", required=True, type=program)
-    parser.add_argument("--hyper", required=True, type=program)
-    parser.add_argument("--rounds", type=int, default=5)
+    for name in programs:
+        parser.add_argument(f"--{name}", required=True, type=program)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument(
         "--smoke",
         action="store_true",
         help="one short round, to show only that the benchmark works",
     )
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
-    return parser.parse_args()
+    return parser
 
 
 def program(path):

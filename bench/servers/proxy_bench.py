@@ -6,7 +6,6 @@ All three forward to the same nginx, in one run on loopback. The method is in ME
     proxy_bench.py --tidegate target/dist/tidegate --pingora bench/target/release/pingora
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -16,7 +15,7 @@ import urllib.error
 import urllib.request
 from statistics import median
 
-from measure import program
+from measure import benchmark_parser
 from processes import Server, free_port
 
 BODY_BYTES = 1024
@@ -58,18 +57,7 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tidegate", required=True, type=program)
-    parser.add_argument("--pingora", required=True, type=program)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="one short round, to show only that the benchmark works",
-    )
-    return parser.parse_args()
+    return benchmark_parser(__doc__, ("tidegate", "pingora"), rounds=7).parse_args()
 
 
 def start_upstream(running, folder):

@@ -7,7 +7,6 @@ The method is in METHOD.md.
         --throttlecrab bench/target/peers/bin/throttlecrab-server
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -21,7 +20,7 @@ import checks
 from clients import Resp
 from limits import KEYS, throttlecrab_body, tidegate_body
 from load import pipelined, redis_benchmark, wrk
-from measure import program, start_redis, start_throttlecrab
+from measure import benchmark_parser, start_redis, start_throttlecrab
 from processes import Server, free_port
 from resp_bench import against_target
 
@@ -66,18 +65,7 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name in ("tidegate", "callers", "throttlecrab"):
-        parser.add_argument(f"--{name}", required=True, type=program)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="one short round, to show only that the benchmark works",
-    )
-    return parser.parse_args()
+    return benchmark_parser(__doc__, ("tidegate", "callers", "throttlecrab"), rounds=5).parse_args()
 
 
 def start_tidegate(path, folder, store):

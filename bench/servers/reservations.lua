@@ -14,7 +14,7 @@ function init(arguments)
    wrk.method = "POST"
    wrk.headers["Content-Type"] = "application/json"
    local path = mode == "check" and "/v1/check" or "/v1/reserve"
-   requests, tokens, settle_head = {}, {}, nil
+   requests, tokens = {}, {}
    for key = 0, keys - 1 do
       local body = string.format('{"entries": {"user": "user-%012d"}, "cost": 3}', key)
       requests[#requests + 1] = wrk.format(nil, path, nil, body)

@@ -6,7 +6,6 @@ The method is in METHOD.md.
     reservations_bench.py --tidegate target/dist/tidegate
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ from statistics import median
 from clients import Resp
 from limits import AMPLE_CAPACITY
 from load import Measured, run_wrk
-from measure import program, start_redis
+from measure import benchmark_parser, start_redis
 from processes import Server, free_port
 from resp_bench import against_target
 
@@ -54,17 +53,7 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tidegate", required=True, type=program)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="one short round, to show only that the benchmark works",
-    )
-    return parser.parse_args()
+    return benchmark_parser(__doc__, ("tidegate",), rounds=5).parse_args()
 
 
 def start(path, folder, name, store):
