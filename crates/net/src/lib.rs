@@ -156,8 +156,8 @@ impl Connection {
     }
 
     /// Waits until this connection must finish its requests and close, if it cannot be handed over.
-    /// A relayed connection must do so at once.
-    pub async fn must_close(&self) {
+    /// Does not wait if another process relays the connection.
+    pub async fn shutdown_begun(&self) {
         // The process that relays the connection ends soon.
         if self.handover.relayed.is_none() {
             self.shutdown.begun().await;

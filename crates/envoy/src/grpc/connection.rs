@@ -84,7 +84,7 @@ impl Http2 {
         let ended = tokio::select! {
             biased;
             ended = serving.as_mut() => Ok(ended),
-            () = connection.must_close() => {
+            () = connection.shutdown_begun() => {
                 serving.as_mut().graceful_shutdown();
                 tokio::select! {
                     biased;

@@ -91,7 +91,7 @@ impl ClientConnection {
         tokio::select! {
             biased;
             ended = serving.as_mut() => return ended,
-            () = self.connection.must_close() => is_shutdown = true,
+            () = self.connection.shutdown_begun() => is_shutdown = true,
             () = requests.wait_idle(timeouts.request_head, timeouts.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
