@@ -3,54 +3,62 @@
 //! An override can be changed at any time, so the rules do not keep its limits. A verdict that
 //! borrows from rules therefore needs another owner for them.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, OnceLock},
+};
 
 use tidegate_core::Limits;
 
-/// A list of limits that only grows, so that verdicts can borrow from it. Overrides with the same
-/// replacement share their limits, so the list has one item for each replacement that was used.
+/// The number of bits of a hash that select the child of a node.
+const BITS: u32 = 2;
+
+/// A set of limits that only grows, so that verdicts can borrow from it. Overrides with the same
+/// replacement share their limits, so the set has one item for each replacement that was used.
+///
+/// The set is a tree. The hash of an item's address determines its path from the root, so finding
+/// an item takes a number of steps that is logarithmic in the number of items.
 #[derive(Debug, Default)]
-pub(crate) struct OverrideLimits(OnceLock<Box<Item>>);
+pub(crate) struct OverrideLimits {
+    hasher: RandomState,
+    root: Slot,
+}
+
+#[derive(Debug, Default)]
+struct Slot(OnceLock<Box<Node>>);
 
 #[derive(Debug)]
-struct Item {
+struct Node {
     limits: Arc<Limits>,
-    next: OverrideLimits,
+    children: [Slot; 1 << BITS],
 }
 
 impl OverrideLimits {
-    /// Returns `limits`, borrowed from this list. Adds them if the list does not contain them.
+    /// Returns `limits`, borrowed from this set. Adds them if the set does not contain them.
     pub(crate) fn keep(&self, limits: &Arc<Limits>) -> &Limits {
-        let mut list = self;
+        let mut hash = self.hasher.hash_one(Arc::as_ptr(limits));
+        let mut slot = &self.root;
         loop {
-            let item = list.0.get_or_init(|| {
-                Box::new(Item {
+            let node = slot.0.get_or_init(|| {
+                Box::new(Node {
                     limits: Arc::clone(limits),
-                    next: Self::default(),
+                    children: Default::default(),
                 })
             });
-            if Arc::ptr_eq(&item.limits, limits) {
-                return &item.limits;
+            if Arc::ptr_eq(&node.limits, limits) {
+                return &node.limits;
             }
-            list = &item.next;
+            // Items with equal hashes are on the same path, which can have any length.
+            hash = hash.rotate_right(BITS);
+            slot = &node.children[(hash % (1 << BITS)) as usize];
         }
     }
 }
 
-/// A copy of a list is empty, because no verdict borrows from it yet.
+/// A copy of a set is empty, because no verdict borrows from it yet.
 impl Clone for OverrideLimits {
     fn clone(&self) -> Self {
         Self::default()
-    }
-}
-
-impl Drop for OverrideLimits {
-    fn drop(&mut self) {
-        // Without this loop, the items would be dropped recursively, and the stack could overflow.
-        let mut next = self.0.take();
-        while let Some(mut item) = next {
-            next = item.next.0.take();
-        }
     }
 }
 
@@ -60,27 +68,33 @@ mod tests {
 
     use super::*;
 
+    fn limits(text: &str) -> Arc<Limits> {
+        Arc::new(Limits::from(text.parse::<Limit>().unwrap()))
+    }
+
     #[test]
-    fn a_list_keeps_each_limits_object_once() {
-        let limits = |text: &str| Arc::new(Limits::from(text.parse::<Limit>().unwrap()));
-        let (list, all) = (OverrideLimits::default(), ["1/s", "2/s"].map(limits));
-        let kept = [0, 1, 0, 1].map(|at: usize| std::ptr::from_ref(list.keep(&all[at])));
+    fn a_set_keeps_each_limits_object_once() {
+        let (set, all) = (OverrideLimits::default(), ["1/s", "2/s"].map(limits));
+        let kept = [0, 1, 0, 1].map(|at: usize| std::ptr::from_ref(set.keep(&all[at])));
         assert_eq!([kept[0], kept[1]], [kept[2], kept[3]]);
         assert_eq!(Arc::strong_count(&all[0]), 2);
-        let copy = list.clone();
-        drop(list);
-        assert!(copy.0.get().is_none());
+        let copy = set.clone();
+        drop(set);
+        assert!(copy.root.0.get().is_none());
         assert_eq!(Arc::strong_count(&all[1]), 1);
     }
 
     #[test]
-    fn a_long_list_can_be_dropped() {
-        let list = OverrideLimits::default();
-        let mut end = &list;
-        for _ in 0..200_000 {
-            end.keep(&Arc::new(Limits::from("1/s".parse::<Limit>().unwrap())));
-            end = &end.0.get().unwrap().next;
+    fn a_large_set_is_shallow() {
+        fn depth(slot: &Slot) -> usize {
+            let children = slot.0.get().map(|node| node.children.iter().map(depth));
+            children.map_or(0, |depths| 1 + depths.max().unwrap())
         }
-        drop(list);
+        let set = OverrideLimits::default();
+        for _ in 0..100_000 {
+            set.keep(&limits("1/s"));
+        }
+        // The logarithm of 100,000 to the base 4 is less than 9.
+        assert!(depth(&set.root) < 30, "{}", depth(&set.root));
     }
 }
