@@ -268,8 +268,9 @@ async fn a_cancelled_request_gives_its_turn_to_the_next() {
     assert_eq!(cancelled.iter().sum::<u64>(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn an_expired_lease_ends_a_wait() {
+/// Returns a limiter whose only slot is never released, so that it is free when its lease of 300 ms
+/// expires.
+async fn crashed_holder() -> (Arc<RuleLimiter>, Held) {
     let lease = Span::from_millis(300);
     let limit = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
     let slot_wait = SlotWait {
@@ -279,6 +280,12 @@ async fn an_expired_lease_ends_a_wait() {
     let limit = limit.with_slot_wait(slot_wait).unwrap();
     let limiter = limiter(vec![rule("all", &[], vec![limit])]);
     let crashed = acquire(&limiter, &[], TWO_SECONDS).await.unwrap();
+    (limiter, crashed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_lease_ends_a_wait() {
+    let (limiter, crashed) = crashed_holder().await;
     let start = Instant::now();
     acquire(&limiter, &[], TWO_SECONDS).await.unwrap().release();
     assert_eq!(start.elapsed(), Duration::from_millis(300));
@@ -453,15 +460,7 @@ async fn a_block_by_entries_denies_waiting_requests_at_once() {
 /// Changes of the blocks do not delay the attempts of a waiting request.
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_no_longer_while_blocks_change() {
-    let lease = Span::from_millis(300);
-    let limit = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
-    let slot_wait = SlotWait {
-        longest: TWO_SECONDS,
-        queue: 1,
-    };
-    let limit = limit.with_slot_wait(slot_wait).unwrap();
-    let limiter = limiter(vec![rule("all", &[], vec![limit])]);
-    let crashed = acquire(&limiter, &[], TWO_SECONDS).await.unwrap();
+    let (limiter, crashed) = crashed_holder().await;
     let start = Instant::now();
     let waiting = spawn(&limiter, &[], TWO_SECONDS);
     while !waiting.is_finished() {
