@@ -70,7 +70,7 @@ impl From<RequestError> for CheckRefusal {
 pub(super) struct CheckCommand<'a> {
     effect: Effect,
     pub(super) cost: Cost,
-    pub(super) spelling: Spelling,
+    spelling: Spelling,
     /// The reservation's time to live, if it is given.
     pub(super) ttl: Option<Span>,
     /// The longest time that the request may wait for a concurrency slot.
@@ -123,50 +123,66 @@ impl<'a> CheckCommand<'a> {
     }
 
     fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), CheckRefusal> {
-        let mut room = [("", ""); MAX_ENTRIES];
-        let entries = self.entries(&mut room)?;
-        let original = Request::new(entries, self.cost)?;
-        let rules = context.limiter.rules();
-        let replaced = normalize(context.limiter.trust(), &rules, self.spelling, entries)?;
-        let normalized;
-        let request = if replaced.is_empty() {
-            original
-        } else {
-            normalized = rewritten(entries, &replaced);
-            Request::new(&normalized, self.cost)?
-        };
         let (limiter, effect, now) = (context.limiter, self.effect, context.now);
-        let scratch = &mut context.buffers.scratch;
-        let decided = if self.wait > Span::ZERO {
-            let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>| {
-                let audited = audited(&request, rules, now);
-                give(limiter, audited, verdict, effect, reply);
+        self.with_request(limiter, |rules, request| {
+            let scratch = &mut context.buffers.scratch;
+            let decided = if self.wait > Span::ZERO {
+                let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>| {
+                    give(
+                        limiter,
+                        audited(request, rules, now),
+                        verdict,
+                        effect,
+                        reply,
+                    );
+                };
+                let decision = limiter.check_within(rules, scratch, request, self.wait, finish);
+                decision.ready()
+            } else {
+                let decision = limiter.check(rules, scratch, request, effect).ready();
+                decision.map(|verdict| {
+                    give(
+                        limiter,
+                        audited(request, rules, now),
+                        &verdict?,
+                        effect,
+                        reply,
+                    );
+                    Ok(())
+                })
             };
-            let decision = limiter.check_within(&rules, scratch, &request, self.wait, finish);
-            decision.ready()
-        } else {
-            let decision = limiter.check(&rules, scratch, &request, effect).ready();
-            decision.map(|verdict| {
-                let audited = audited(&request, &rules, now);
-                give(limiter, audited, &verdict?, effect, reply);
-                Ok(())
-            })
-        };
-        match decided {
-            Some(decided) => decided?,
-            None => {
+            let Some(decided) = decided else {
                 let later = PendingCommand::Check(PendingCheck {
                     request: OwnedRequest::new(request.entries(), self.cost),
                     effect,
                     wait: self.wait,
                 });
                 context.pending.push(PendingReply::new(later, reply));
-            }
-        }
-        Ok(())
+                return Ok(());
+            };
+            Ok(decided?)
+        })
     }
 
-    pub(super) fn entries<'r>(
+    /// Normalises the entries of the command, and calls `decide` with the rules and the request.
+    pub(super) fn with_request(
+        &self,
+        limiter: &ServerLimiter,
+        decide: impl FnOnce(&Arc<RuleSet>, &Request<'_>) -> Result<(), CheckRefusal>,
+    ) -> Result<(), CheckRefusal> {
+        let mut room = [("", ""); MAX_ENTRIES];
+        let entries = self.entries(&mut room)?;
+        let original = Request::new(entries, self.cost)?;
+        let rules = limiter.rules();
+        let replaced = normalize(limiter.trust(), &rules, self.spelling, entries)?;
+        if replaced.is_empty() {
+            return decide(&rules, &original);
+        }
+        let normalized = rewritten(entries, &replaced);
+        decide(&rules, &Request::new(&normalized, self.cost)?)
+    }
+
+    fn entries<'r>(
         &self,
         room: &'r mut [(&'a str, &'a str)],
     ) -> Result<&'r [(&'a str, &'a str)], RequestError> {

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tidegate::rate_limiter::{CancelSignal, SlotTurn};
 use tidegate_core::{
-    Effect, Request, RequestError, RuleSet, Scratch, Span, Verdict,
-    bounds::{MAX_COUNT, MAX_ENTRIES},
+    Effect, Request, RequestError, RuleSet, Scratch, Span, Verdict, bounds::MAX_COUNT,
 };
 use tidegate_limiter::{
     ServerLimiter,
-    entries::{normalize, rewritten},
     metrics::ListenerKind,
     reservations::{DEFAULT_TTL, Reservation, ReservationError, ReserveError},
 };
@@ -28,10 +26,44 @@ use super::{
 /// with the six elements of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation
 /// expires. The token is null and the time is -1 if the request is denied.
 pub(super) fn reserve(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    match ReserveCommand::read(context, arguments) {
-        Ok(reserve) => run(context, ReservationCommand::Reserve(reserve), reply),
-        Err(refusal) => refusal.reply(context, "tidegate.reserve", reply),
+    let reserved = CheckCommand::read(arguments.skip(1), CommandKind::Reserve)
+        .and_then(|command| begin_reserve(context, &command, reply));
+    if let Err(refusal) = reserved {
+        refusal.reply(context, "tidegate.reserve", reply);
     }
+}
+
+/// Makes a reservation. With the memory store, replies immediately unless the request can wait. In
+/// all other cases, the reply is pending.
+fn begin_reserve(
+    context: &mut Context<'_>,
+    command: &CheckCommand<'_>,
+    reply: &mut Reply<'_>,
+) -> Result<(), CheckRefusal> {
+    let limiter = context.limiter;
+    let ttl = command.ttl.unwrap_or(DEFAULT_TTL);
+    command.with_request(limiter, |rules, request| {
+        if limiter.redis_store().is_some() || command.wait > Span::ZERO {
+            let later = ReservationCommand::Reserve(PendingReserve {
+                request: OwnedRequest::new(request.entries(), command.cost),
+                ttl,
+                wait: command.wait,
+                signal: Arc::default(),
+            });
+            let later = PendingCommand::Reservation(later);
+            context.pending.push(PendingReply::new(later, reply));
+            return Ok(());
+        }
+        let reserving = Reserving {
+            limiter,
+            rules,
+            request,
+            ttl,
+            turn: SlotTurn::at_once(),
+        };
+        reply_now(reserving.answer(&mut context.buffers.scratch, reply));
+        Ok(())
+    })
 }
 
 /// Runs `TIDEGATE.SETTLE token cost`. Replies with `[settled, released, over]`.
@@ -69,30 +101,34 @@ fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
     Ok(token.to_owned())
 }
 
-/// Runs a reservation command. With the memory store, replies immediately unless the command can
-/// wait. In all other cases, the reply is pending.
+/// Settles or renews a reservation. With Redis, the reply is pending.
 fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
-    if context.limiter.redis_store().is_some() || command.can_wait() {
+    if context.limiter.redis_store().is_some() {
         let later = PendingCommand::Reservation(command);
         context.pending.push(PendingReply::new(later, reply));
         return;
     }
+    reply_now(command.answer(context.limiter, reply));
+}
+
+/// Runs a command on the memory store.
+fn reply_now(answer: impl Future<Output = ()>) {
     // With the memory store, the future is ready when it is first polled.
-    let answered = command.answer(context.limiter, reply).now_or_never();
+    let answered = answer.now_or_never();
     debug_assert!(answered.is_some(), "the memory store never waits");
 }
 
 /// A command that makes, settles or renews a reservation.
 #[derive(Debug)]
 pub(in crate::listener::resp) enum ReservationCommand {
-    Reserve(ReserveCommand),
+    Reserve(PendingReserve),
     Settle { token: String, cost: u64 },
     Renew { token: String, ttl: Span },
 }
 
-/// The arguments of `TIDEGATE.RESERVE`.
+/// A reservation that is waiting for Redis or for a concurrency slot.
 #[derive(Debug)]
-pub(in crate::listener::resp) struct ReserveCommand {
+pub(in crate::listener::resp) struct PendingReserve {
     request: OwnedRequest,
     ttl: Span,
     wait: Span,
@@ -100,34 +136,45 @@ pub(in crate::listener::resp) struct ReserveCommand {
     signal: Arc<CancelSignal>,
 }
 
-impl ReserveCommand {
-    fn read(context: &Context<'_>, arguments: Arguments<'_>) -> Result<Self, CheckRefusal> {
-        let command = CheckCommand::read(arguments.skip(1), CommandKind::Reserve)?;
-        let mut room = [("", ""); MAX_ENTRIES];
-        let entries = command.entries(&mut room)?;
-        Request::new(entries, command.cost)?;
-        let limiter = context.limiter;
-        let replaced = normalize(limiter.trust(), &limiter.rules(), command.spelling, entries)?;
-        let normalized = rewritten(entries, &replaced);
-        Ok(Self {
-            request: OwnedRequest::new(&normalized, command.cost),
-            ttl: command.ttl.unwrap_or(DEFAULT_TTL),
-            wait: command.wait,
-            signal: Arc::default(),
-        })
-    }
-
+impl PendingReserve {
     async fn answer(self, limiter: &ServerLimiter, reply: &mut Reply<'_>) {
         let entries = self.request.entries();
-        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let request = match Request::new(&entries, self.request.cost) {
             Ok(request) => request,
             Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
         };
-        let turn = SlotTurn::new(Effect::Charge, self.wait).with_signal(Some(&self.signal));
+        let reserving = Reserving {
+            limiter,
+            rules: &limiter.rules(),
+            request: &request,
+            ttl: self.ttl,
+            turn: SlotTurn::new(Effect::Charge, self.wait).with_signal(Some(&self.signal)),
+        };
+        reserving.answer(&mut Scratch::default(), reply).await;
+    }
+}
+
+/// A reservation that is being made.
+struct Reserving<'r> {
+    limiter: &'r ServerLimiter,
+    rules: &'r Arc<RuleSet>,
+    request: &'r Request<'r>,
+    ttl: Span,
+    turn: SlotTurn<'r>,
+}
+
+impl Reserving<'_> {
+    async fn answer(self, scratch: &mut Scratch, reply: &mut Reply<'_>) {
+        let Self {
+            limiter,
+            rules,
+            request,
+            ttl,
+            turn,
+        } = self;
         let finish =
             |rules: &Arc<RuleSet>, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
-                limiter.observe_and_audit(audited(&request, rules, limiter.now()), verdict);
+                limiter.observe_and_audit(audited(request, rules, limiter.now()), verdict);
                 reply.array(VERDICT_PARTS + 2);
                 render_parts(verdict, reply);
                 match reservation {
@@ -141,7 +188,7 @@ impl ReserveCommand {
                     }
                 }
             };
-        let reserved = limiter.reserve(&rules, &mut scratch, &request, self.ttl, turn, finish);
+        let reserved = limiter.reserve(rules, scratch, request, ttl, turn, finish);
         match reserved.await {
             Ok(()) => {}
             Err(error @ ReserveError::TooMany(1..)) => {
