@@ -130,9 +130,9 @@ pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 5] {
         .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
 }
 
-/// Returns the Redis keys of the journal of reservations, which share a cluster slot: the
+/// Returns the Redis keys of the expiry queue of reservations, which share a cluster slot: the
 /// reservations, and their order.
-pub(crate) fn journal_keys(prefix: &[u8]) -> [Vec<u8>; 2] {
+pub(crate) fn expiry_queue_keys(prefix: &[u8]) -> [Vec<u8>; 2] {
     ["", ":due"].map(|part| [prefix, b"#{reservations}", part.as_bytes()].concat())
 }
 

@@ -58,8 +58,8 @@ mod denials;
 mod encode;
 mod error;
 mod exec;
+mod expiry_queue;
 mod fallback;
-mod journal;
 mod keys;
 mod layout;
 mod lead;
@@ -77,10 +77,10 @@ pub use self::{
     },
     denials::{MAX_PUBLISHED_DENIALS, PublishedDenials},
     error::StoreError,
+    expiry_queue::{ClaimedReservation, ExpiryQueueEntry},
     fallback::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
-    journal::{ClaimedReservation, JournalEntry},
     keys::{ScanPosition, ScannedKeys},
     overrides::{OverrideChanges, OverrideVersion},
     server_id::random_server_id,

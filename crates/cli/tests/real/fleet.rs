@@ -204,7 +204,7 @@ fn reservations_of_killed_and_stopped_servers_cost_nothing() {
         assert_eq!(reserve.send().status, 200);
     }
     assert_eq!(third.check(&entries).status, 429);
-    eventually("the reservations are in the journal", || {
+    eventually("the reservations are in the expiry queue", || {
         let written = redis.ask(&["HLEN", "tidegate#{reservations}"]);
         (written == ":2").then_some(())
     });

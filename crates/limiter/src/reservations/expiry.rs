@@ -68,8 +68,8 @@ impl ServerLimiter {
     /// reservations of servers that have stopped.
     pub async fn keep_expiring_reservations(&self) {
         let own = self.keep_expiring_own_reservations();
-        let (journal, orphans) = (self.keep_writing_journal(), self.keep_ending_orphans());
-        join3(own, journal, orphans).await;
+        let (writes, orphans) = (self.keep_writing_expiry_queue(), self.keep_ending_orphans());
+        join3(own, writes, orphans).await;
     }
 
     async fn keep_expiring_own_reservations(&self) {
@@ -118,8 +118,8 @@ impl ServerLimiter {
             return;
         };
         if now.since(outstanding.expires) > MAX_LATENESS {
-            // A server that finds the reservation in the journal counts it.
-            if !self.reservations.table().journal.forget_journaled(&id) {
+            // A server that finds the reservation in the expiry queue counts it.
+            if !self.reservations.table().expiry_queue.forget_queued(&id) {
                 self.reservations.lost.fetch_add(1, Ordering::Relaxed);
             }
             return;
@@ -137,14 +137,15 @@ impl ServerLimiter {
             let ended = self.end_expired(redis_store, reservation, &final_charges, now);
             ended.await
         };
-        // Before this point, the journal must keep the reservation, in case the server is killed.
+        // Before this point, the expiry queue must keep the reservation, in case the server is
+        // killed.
         if let Ok(
             ReservationStatus::Ended
             | ReservationStatus::EndedBefore(_)
             | ReservationStatus::Expired,
         ) = status
         {
-            self.reservations.table().journal.end(&id);
+            self.reservations.table().expiry_queue.end(&id);
         }
         match status {
             Ok(ReservationStatus::Ended) => {

@@ -97,7 +97,7 @@ impl ServerLimiter {
     ) {
         let own = {
             let mut table = self.reservations.table();
-            table.journal.end(&id);
+            table.expiry_queue.end(&id);
             table.remove(&id)
         };
         let held = own.as_ref().map(|own| now.since(own.since));

@@ -20,17 +20,17 @@
 //!
 //! **Expiry.** The server that made a reservation refunds it when it expires, unless `on_expiry` is
 //! `charge`. If the server has stopped before that, another server finds the reservation in the
-//! journal in Redis (`journal.rs`), and refunds it. With the memory store, the snapshot contains
-//! the outstanding reservations. If a server is late by more than `MAX_LATENESS`, it does not
-//! refund, because Redis no longer stores whether the reservation was settled.
+//! expiry queue in Redis (`expiry_queue.rs`), and refunds it. With the memory store, the snapshot
+//! contains the outstanding reservations. If a server is late by more than `MAX_LATENESS`, it does
+//! not refund, because Redis no longer stores whether the reservation was settled.
 
 mod counters;
 mod error;
 mod expiry;
+mod expiry_queue;
+mod expiry_queue_changes;
 mod final_charges;
 mod in_redis;
-mod journal;
-mod journal_changes;
 mod local;
 mod moved;
 mod rejections;
@@ -56,9 +56,9 @@ pub use self::{
 };
 use self::{
     expiry::MAX_SLEEP,
+    expiry_queue::ExpiryQueueWriter,
     final_charges::FinalCharges,
     in_redis::shared_charges,
-    journal::JournalWriter,
     rejections::Rejections,
     table::{OutstandingReservation, OutstandingTable, ReservationPermit, redis_receipt},
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
@@ -88,7 +88,7 @@ pub struct Reservations {
     table: Mutex<OutstandingTable>,
     permits: Arc<AtomicUsize>,
     /// Writes the outstanding reservations to Redis.
-    journal: JournalWriter,
+    expiry_queue: ExpiryQueueWriter,
     /// Wakes the task that ends expired reservations.
     added: Notify,
     settled: AtomicU64,
@@ -129,7 +129,7 @@ impl Reservations {
             settings,
             keys,
             permits: Arc::default(),
-            journal: JournalWriter::default(),
+            expiry_queue: ExpiryQueueWriter::default(),
             added: Notify::new(),
             settled: AtomicU64::new(0),
             expired: AtomicU64::new(0),
@@ -201,7 +201,7 @@ impl Reservations {
                 .map(|(by, count)| ([by], count.load(Ordering::Relaxed))),
         );
         self.rejections.collect(page);
-        self.journal.collect(page);
+        self.expiry_queue.collect(page);
     }
 }
 

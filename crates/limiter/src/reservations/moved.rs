@@ -1,6 +1,6 @@
 //! Reservations that move to another process, during an upgrade or in a snapshot. Only those of the
-//! memory store move. The tokens of reservations in Redis contain their charges, and the journal in
-//! Redis contains the reservations.
+//! memory store move. The tokens of reservations in Redis contain their charges, and the expiry
+//! queue in Redis contains the reservations.
 //!
 //! A reservation moves in the format of the contents of a token, preceded by the instant at which
 //! it was made (8 bytes). The receipts are those of [`MemoryStore::move_receipt`].

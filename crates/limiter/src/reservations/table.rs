@@ -13,7 +13,7 @@ use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::Timestamp;
 use tidegate_redis::RedisReceipt;
 
-use super::{journal_changes::JournalChanges, token::ReservationId};
+use super::{expiry_queue_changes::ExpiryQueueChanges, token::ReservationId};
 use crate::LimiterReceipt;
 
 /// An outstanding reservation.
@@ -70,8 +70,8 @@ pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
     settled: SettledIds,
-    /// The reservations in Redis that are not in the journal yet, or still in it.
-    pub(super) journal: JournalChanges,
+    /// The reservations in Redis that are not in the expiry queue yet, or still in it.
+    pub(super) expiry_queue: ExpiryQueueChanges,
     /// Whether another process has taken over the reservations. This process must not end them.
     pub(super) is_moved: bool,
 }
@@ -94,7 +94,7 @@ impl OutstandingTable {
             by_id: HashMap::new(),
             by_due_time: BTreeSet::new(),
             settled: SettledIds::default(),
-            journal: JournalChanges::new(max),
+            expiry_queue: ExpiryQueueChanges::new(max),
             is_moved: false,
         }
     }
@@ -104,7 +104,7 @@ impl OutstandingTable {
         // Other servers do not know the limits of charges without rules.
         if redis_receipt(outstanding.receipt.as_ref()).is_some() && outstanding.charges.has_rules()
         {
-            self.journal.add(id);
+            self.expiry_queue.add(id);
         }
         self.by_due_time.insert((outstanding.due_at, id));
         self.by_id.insert(id, outstanding);
@@ -173,8 +173,8 @@ impl OutstandingTable {
         self.remove(&id).map(|outstanding| (id, outstanding))
     }
 
-    /// Returns the instant at which the next reservation is due; `None` if another process has taken
-    /// over the reservations.
+    /// Returns the instant at which the next reservation is due; `None` if another process has
+    /// taken over the reservations.
     pub(super) fn next_due_time(&self) -> Option<Timestamp> {
         if self.is_moved {
             return None;

@@ -87,8 +87,8 @@ pub(crate) static READ_GUARD: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("read_guard.lua"))));
 
 /// Stores outstanding reservations, so that another server can end them.
-pub(crate) static JOURNAL: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("journal.lua").to_owned()));
+pub(crate) static EXPIRY_QUEUE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("expiry_queue.lua").to_owned()));
 
 /// Renews concurrency leases.
 pub(crate) static RENEW: LazyLock<Script> =

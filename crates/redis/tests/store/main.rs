@@ -5,8 +5,8 @@
 mod clock;
 mod cross_slot;
 mod differential;
+mod expiry_queue;
 mod fallback;
-mod journal;
 mod moving;
 mod operate;
 mod refunds;

@@ -482,7 +482,7 @@ impl ServerHandle {
         }
         limiter.publish_top().await;
         limiter.publish_denials().await;
-        limiter.flush_reservation_journal().await;
+        limiter.flush_expiry_queue().await;
         drop(redis);
         if dropped > 0 {
             tracing::warn!(

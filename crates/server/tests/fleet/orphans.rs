@@ -2,7 +2,7 @@
 
 use tidegate_config::Config;
 use tidegate_core::Span;
-use tidegate_redis::JournalEntry;
+use tidegate_redis::ExpiryQueueEntry;
 
 use crate::{
     node::Node,
@@ -12,8 +12,8 @@ use crate::{
 
 const USER: [(&str, &str); 1] = [("user", "u")];
 
-/// The journal in Redis.
-const JOURNAL: &str = "test#{reservations}";
+/// The expiry queue in Redis.
+const EXPIRY_QUEUE: &str = "test#{reservations}";
 
 /// Starts two nodes. The clocks of both nodes and of Redis are set by the test.
 fn nodes() -> (RedisServer, Node, Node) {
@@ -23,14 +23,14 @@ fn nodes() -> (RedisServer, Node, Node) {
     (redis, a, b)
 }
 
-/// Writes the journal of `node`, and then kills the node.
+/// Writes the expiry queue of `node`, and then kills the node.
 fn kill(node: Node) {
     write(&node);
     drop(node);
 }
 
 fn write(node: &Node) {
-    assert!(node.run(node.limiter.write_reservation_journal()));
+    assert!(node.run(node.limiter.write_expiry_queue()));
 }
 
 /// Sets the clocks of Redis and of `node`, and lets the node end the reservations of other nodes.
@@ -54,14 +54,14 @@ fn a_reservation_of_a_killed_server_costs_nothing() {
     end_orphans_at(&b, 15_000);
     assert_eq!(left(&b, "u"), 1_000);
     assert_eq!(window_spent(&b, "u"), 0);
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 }
 
 #[test]
 fn a_reservation_of_a_stopped_server_costs_nothing() {
     let (_redis, a, b) = nodes();
     reserve(&a, &USER, 600, 10).unwrap();
-    a.run(a.limiter.flush_reservation_journal());
+    a.run(a.limiter.flush_expiry_queue());
     drop(a);
     end_orphans_at(&b, 15_000);
     assert_eq!(left(&b, "u"), 1_000);
@@ -75,7 +75,7 @@ fn many_reservations_of_a_killed_server_cost_nothing() {
         reserve(&a, &USER, 3, 10).unwrap();
     }
     kill(a);
-    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":200");
+    assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":200");
     end_orphans_at(&b, 15_000);
     assert_eq!(left(&b, "u"), 1_000);
 }
@@ -86,7 +86,7 @@ fn a_search_is_bounded() {
     let (redis, _a, b) = nodes();
     let entries = |first: u32| {
         let ids = first..first + 64;
-        let entries = ids.map(|number| JournalEntry {
+        let entries = ids.map(|number| ExpiryQueueEntry {
             id: (u128::from(number) << 64).to_be_bytes(),
             delay: Span::from_micros(0),
             value: Vec::new(),
@@ -95,11 +95,14 @@ fn a_search_is_bounded() {
     };
     let store = b.limiter.redis_store().unwrap().store();
     for batch in 0..65 {
-        assert_eq!(b.run(store.write_journal(&[], &entries(batch * 64))), Ok(0));
+        assert_eq!(
+            b.run(store.write_expiry_queue(&[], &entries(batch * 64))),
+            Ok(0)
+        );
     }
     // Values in an unknown format are dropped if they are late.
     end_orphans_at(&b, 45_000);
-    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":64");
+    assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":64");
 }
 
 /// If a reservation cannot be ended, the server leaves the rest of the queue to other servers.
@@ -117,13 +120,13 @@ for _, id in ipairs(redis.call('HKEYS', KEYS[1])) do
     return string.format('%02x', string.byte(byte))
   end), 'x')
 end";
-    redis.ask(&["EVAL", break_guards, "1", JOURNAL]);
+    redis.ask(&["EVAL", break_guards, "1", EXPIRY_QUEUE]);
     end_orphans_at(&b, 15_000);
     b.at_millis_with_redis(15_001);
     let store = b.limiter.redis_store().unwrap().store();
     let mut claimed = 0;
     loop {
-        match b.run(store.claim_journal()).unwrap().len() {
+        match b.run(store.claim_expired()).unwrap().len() {
             0 => break,
             more => claimed += more,
         }
@@ -156,10 +159,10 @@ fn a_renewed_reservation_of_a_killed_server_expires_later() {
     end_orphans_at(&b, 74_000);
     assert_eq!(left(&b, "u"), 1_000);
     assert!(settle(&b, &renewed.token, 1).is_err());
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 }
 
-/// The server that made a reservation has renewed it, so the journal contains the new expiry.
+/// The server that made a reservation has renewed it, so the expiry queue contains the new expiry.
 #[test]
 fn a_reservation_that_a_killed_server_has_renewed_expires_later() {
     let (_redis, a, b) = nodes();
@@ -170,7 +173,7 @@ fn a_reservation_that_a_killed_server_has_renewed_expires_later() {
     kill(a);
     let store = b.limiter.redis_store().unwrap().store();
     b.at_millis_with_redis(73_999);
-    assert_eq!(b.run(store.claim_journal()), Ok(Vec::new()));
+    assert_eq!(b.run(store.claim_expired()), Ok(Vec::new()));
     end_orphans_at(&b, 74_000);
     assert_eq!(left(&b, "u"), 1_000);
 }
@@ -196,7 +199,7 @@ fn a_killed_claimer_loses_nothing() {
     kill(a);
     b.at_millis_with_redis(15_000);
     let store = b.limiter.redis_store().unwrap().store();
-    assert_eq!(b.run(store.claim_journal()).unwrap().len(), 1);
+    assert_eq!(b.run(store.claim_expired()).unwrap().len(), 1);
     drop(b);
     let c = Node::start(&redis.url());
     c.until_up(true);
@@ -219,7 +222,7 @@ fn a_reservation_of_a_paused_server_ends_once() {
     a.run(a.limiter.expire_reservations());
     write(&a);
     assert_eq!((left(&a, "u"), window_spent(&a, "u")), (700, 300));
-    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":0");
 }
 
 /// The clock of the server is behind, so it does not regard the reservation as expired yet.
@@ -247,10 +250,11 @@ fn a_reservation_that_expired_long_ago_is_lost() {
     end_orphans_at(&b, 40_001);
     assert_eq!(left(&b, "u"), 400);
     assert!(lost(&b));
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 }
 
-/// No server searches the journal until 30 s after the reservation expired without its renewal.
+/// No server searches the expiry queue until 30 s after the reservation expired without its
+/// renewal.
 #[test]
 fn a_late_server_respects_a_renewal() {
     let (redis, a, b) = nodes();
@@ -260,7 +264,7 @@ fn a_late_server_respects_a_renewal() {
     b.at_millis_with_redis(9_000);
     renew(&b, &reservation.token, 60).unwrap();
     end_orphans_at(&other, 45_000);
-    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":1");
+    assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":1");
     end_orphans_at(&b, 45_001);
     assert_eq!(left(&b, "u"), 400);
     end_orphans_at(&b, 74_000);
@@ -276,7 +280,7 @@ fn a_late_server_does_not_count_a_settled_reservation_as_lost() {
     settle(&b, &reservation.token, 100).unwrap();
     end_orphans_at(&b, 45_000);
     assert_eq!((left(&b, "u"), lost(&b)), (900, false));
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 }
 
 #[test]
@@ -308,28 +312,28 @@ fn a_server_without_the_rules_leaves_a_reservation_to_others() {
     kill(a);
     for second in 15..18 {
         end_orphans_at(&other, second * 1_000);
-        assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":1");
+        assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":1");
     }
     end_orphans_at(&b, 17_500);
     assert_eq!(left(&b, "u"), 1_000);
 }
 
-/// Most requests end within 100 ms. Their reservations must not cost a write to the journal.
+/// Most requests end within 100 ms. Their reservations must not cost a write to the expiry queue.
 #[test]
 fn a_reservation_that_is_settled_soon_is_not_written() {
     let (redis, a, b) = nodes();
     let reservation = reserve(&a, &USER, 600, 60).unwrap();
     settle(&a, &reservation.token, 1).unwrap();
     write(&a);
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 
     // A written reservation is removed after it was settled.
     let reservation = reserve(&a, &USER, 600, 60).unwrap();
     write(&a);
-    assert_eq!(redis.ask(&["HLEN", JOURNAL]), ":1");
+    assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":1");
     settle(&a, &reservation.token, 1).unwrap();
     write(&a);
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 
     // If another server settles it, it is removed when it expires.
     let reservation = reserve(&a, &USER, 600, 60).unwrap();
@@ -338,17 +342,17 @@ fn a_reservation_that_is_settled_soon_is_not_written() {
     a.at_millis_with_redis(60_000);
     a.run(a.limiter.expire_reservations());
     write(&a);
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
     assert_eq!(left(&b, "u"), 997);
 }
 
 /// If a write fails, its changes are written by the next one.
 #[test]
-fn the_journal_is_written_after_an_outage() {
+fn the_expiry_queue_is_written_after_an_outage() {
     let (redis, a, b) = nodes();
     reserve(&a, &USER, 600, 10).unwrap();
     redis.pause();
-    assert!(!a.run(a.limiter.write_reservation_journal()));
+    assert!(!a.run(a.limiter.write_expiry_queue()));
     redis.resume();
     a.until_up(true);
     kill(a);
@@ -357,7 +361,7 @@ fn the_journal_is_written_after_an_outage() {
     assert_eq!(left(&b, "u"), 1_000);
 }
 
-/// All keys of the journal are in one slot, and the charges are in several other slots.
+/// All keys of the expiry queue are in one slot, and the charges are in several other slots.
 #[test]
 fn a_reservation_of_a_killed_server_on_a_cluster_costs_nothing() {
     const RULES: &str = "
@@ -386,5 +390,5 @@ rules:
         let reservation = reserve(&b, &entries(user), 1_000, 10).unwrap();
         settle(&b, &reservation.token, 0).unwrap();
     }
-    assert_eq!(redis.ask(&["EXISTS", JOURNAL]), ":0");
+    assert_eq!(redis.ask(&["EXISTS", EXPIRY_QUEUE]), ":0");
 }

@@ -1,10 +1,10 @@
-//! Compares the journal of reservations with a simple reference model.
+//! Compares the expiry queue of reservations with a simple reference model.
 
 use std::collections::BTreeMap;
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use tidegate_core::{Span, Timestamp};
-use tidegate_redis::{ClaimedReservation, JournalEntry, RedisStore};
+use tidegate_redis::{ClaimedReservation, ExpiryQueueEntry, RedisStore};
 use tokio::runtime::Runtime;
 
 use crate::{START, server::Server, support::RedisServer};
@@ -76,8 +76,8 @@ impl Model {
     }
 }
 
-fn entry(number: u8, delay: u64, version: usize) -> JournalEntry {
-    JournalEntry {
+fn entry(number: u8, delay: u64, version: usize) -> ExpiryQueueEntry {
+    ExpiryQueueEntry {
         id: [number; 16],
         delay: Span::from_millis(delay),
         value: version.to_string().into_bytes(),
@@ -93,10 +93,10 @@ fn run(runtime: &Runtime, store: &RedisStore, steps: &[Step]) -> Result<(), Test
             Step::Write { ended, written } => {
                 let ids: Vec<[u8; 16]> = ended.iter().map(|number| [*number; 16]).collect();
                 let entries = written.iter();
-                let entries: Vec<JournalEntry> = entries
+                let entries: Vec<ExpiryQueueEntry> = entries
                     .map(|(number, delay)| entry(*number, *delay, version))
                     .collect();
-                let written_to = runtime.block_on(store.write_journal(&ids, &entries));
+                let written_to = runtime.block_on(store.write_expiry_queue(&ids, &entries));
                 prop_assert_eq!(written_to, Ok(0));
                 model.0.retain(|number, _| !ended.contains(number));
                 for ((number, delay), entry) in written.iter().zip(entries) {
@@ -113,7 +113,7 @@ fn run(runtime: &Runtime, store: &RedisStore, steps: &[Step]) -> Result<(), Test
                 }
             }
             Step::Claim => {
-                let claimed = runtime.block_on(store.claim_journal()).unwrap();
+                let claimed = runtime.block_on(store.claim_expired()).unwrap();
                 prop_assert_eq!(claimed, model.claim(now), "step {}", version);
             }
             // Only a server that has claimed a reservation releases it.
@@ -122,7 +122,7 @@ fn run(runtime: &Runtime, store: &RedisStore, steps: &[Step]) -> Result<(), Test
                     && entry.due <= now
                 {
                     entry.available = now;
-                    let released = runtime.block_on(store.release_journal(&[[*number; 16]]));
+                    let released = runtime.block_on(store.release_claims(&[[*number; 16]]));
                     prop_assert_eq!(released, Ok(()));
                 }
             }
@@ -149,7 +149,7 @@ fn compare(runtime: &Runtime, store: &RedisStore, empty: impl Fn()) {
 }
 
 #[test]
-fn the_journal_equals_the_model() {
+fn the_expiry_queue_equals_the_model() {
     let runtime = crate::runtime();
     for server in Server::each() {
         let store = runtime.block_on(RedisStore::connect(&server.url(), "tg"));
@@ -160,7 +160,7 @@ fn the_journal_equals_the_model() {
 }
 
 #[test]
-fn the_journal_equals_the_model_on_a_cluster() {
+fn the_expiry_queue_equals_the_model_on_a_cluster() {
     let (server, runtime) = (RedisServer::slotted("redis-server"), crate::runtime());
     let store = runtime.block_on(crate::cross_slot::store(&server.url()));
     compare(&runtime, &store, || drop(server.ask(&["FLUSHALL"])));
@@ -174,26 +174,28 @@ async fn a_claim_is_bounded_in_bytes() {
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
     store.pin_clock(Timestamp::from_micros(START));
     let sizes = [10, 20, 40, 10, 22].map(|kilobytes| kilobytes * 1_024);
-    let entries = (0..).zip(sizes).map(|(number, size)| JournalEntry {
+    let entries = (0..).zip(sizes).map(|(number, size)| ExpiryQueueEntry {
         value: vec![number; size],
         ..entry(number, 0, 0)
     });
-    let entries: Vec<JournalEntry> = entries.collect();
-    assert_eq!(store.write_journal(&[], &entries).await, Ok(0));
+    let entries: Vec<ExpiryQueueEntry> = entries.collect();
+    assert_eq!(store.write_expiry_queue(&[], &entries).await, Ok(0));
     for expected in [&[0, 1][..], &[2], &[3, 4], &[]] {
-        let claimed = store.claim_journal().await.unwrap();
+        let claimed = store.claim_expired().await.unwrap();
         let claimed: Vec<u8> = claimed.into_iter().map(|claimed| claimed.id[0]).collect();
         assert_eq!(claimed, expected);
     }
 }
 
-/// The journal of a fleet that was shut down must not stay in Redis forever.
+/// The expiry queue of a fleet that was shut down must not stay in Redis forever.
 #[tokio::test]
-async fn the_journal_expires_a_minute_after_its_last_reservation() {
+async fn the_expiry_queue_expires_a_minute_after_its_last_reservation() {
     let server = Server::redis();
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
     for (number, delay) in [(0, 600_000), (1, 1_000)] {
-        let written = store.write_journal(&[], &[entry(number, delay, 0)]).await;
+        let written = store
+            .write_expiry_queue(&[], &[entry(number, delay, 0)])
+            .await;
         assert_eq!(written, Ok(0));
         for key in ["tg#{reservations}", "tg#{reservations}:due"] {
             let left: u64 = server.command(&["PTTL", key]).parse().unwrap();
@@ -201,20 +203,23 @@ async fn the_journal_expires_a_minute_after_its_last_reservation() {
         }
     }
     let ended = [[0; 16], [1; 16]];
-    assert_eq!(store.write_journal(&ended, &[]).await, Ok(0));
+    assert_eq!(store.write_expiry_queue(&ended, &[]).await, Ok(0));
     assert_eq!(server.command(&["KEYS", "*"]), "");
 }
 
 #[tokio::test]
-async fn a_full_journal_takes_only_changes() {
+async fn a_full_expiry_queue_takes_only_changes() {
     let server = Server::redis();
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
-    let written = store.write_journal(&[], &[entry(0, 1_000, 0)]).await;
+    let written = store.write_expiry_queue(&[], &[entry(0, 1_000, 0)]).await;
     assert_eq!(written, Ok(0));
     let fill = "for n = 2, 1000000 do redis.call('ZADD', KEYS[1], n, n) end";
     server.command(&["EVAL", fill, "1", "tg#{reservations}:due"]);
     let entries = [entry(0, 2_000, 1), entry(1, 1_000, 1)];
-    assert_eq!(store.write_journal(&[], &entries).await, Ok(1));
-    assert_eq!(store.write_journal(&[[0; 16]], &entries[1..]).await, Ok(0));
+    assert_eq!(store.write_expiry_queue(&[], &entries).await, Ok(1));
+    assert_eq!(
+        store.write_expiry_queue(&[[0; 16]], &entries[1..]).await,
+        Ok(0)
+    );
     assert_eq!(server.command(&["HLEN", "tg#{reservations}"]), "1");
 }

@@ -1,22 +1,22 @@
-//! The journal of outstanding reservations in Redis, so that reservations expire even if the server
-//! that made them has stopped.
+//! The expiry queue of outstanding reservations in Redis, so that reservations expire even if the
+//! server that made them has stopped.
 //!
 //! ```text
-//!   reserve ──▶ 100 ms later: written to the journal ──▶ ended by this server: removed
+//!   reserve ──▶ 100 ms later: written to the expiry queue ──▶ ended by this server: removed
 //!      │                                                         │ this server has stopped
 //!      └─▶ settled sooner: never written                         ▼
 //!                                          5 s after the expiry: ended by any other server
 //! ```
 //!
-//! The journal adds no Redis call to reserving and settling: each reservation that lasts longer
-//! than 100 ms is written and removed in batches. If the server is killed, only the reservations
-//! that were not written yet stay charged.
+//! The expiry queue adds no Redis call to reserving and settling: each reservation that lasts
+//! longer than 100 ms is written and removed in batches. If the server is killed, only the
+//! reservations that were not written yet stay charged.
 //!
 //! Any server may end a reservation of any other server, even of a running one, because the guard
 //! in Redis ensures that a reservation ends only once.
 //!
-//! An entry consists of the instant at which the reservation expires (8 bytes), and the contents of
-//! its token. It does not contain the limits, so a server needs the same rules to end it.
+//! An entry has the format of a token without its tag. It contains the current expiry, and not the
+//! limits, so a server needs the same rules to end it.
 //! Reservations of counters are not written: their limits are known only to the caller.
 
 use std::{
@@ -28,7 +28,9 @@ use futures_util::future::join_all;
 use tidegate::rate_limiter::release_slots;
 use tidegate_core::{Cost, Span, Timestamp};
 use tidegate_net::prometheus::{Metric, Page};
-use tidegate_redis::{ClaimedReservation, JournalEntry, RedisStore, ReservationStatus, StoreError};
+use tidegate_redis::{
+    ClaimedReservation, ExpiryQueueEntry, RedisStore, ReservationStatus, StoreError,
+};
 
 use super::{
     expiry::MAX_LATENESS,
@@ -74,14 +76,14 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 const WRITES: Metric<1> = Metric::counter(
-    "tidegate_reservation_journal_writes_total",
+    "tidegate_expiry_queue_writes_total",
     ["result"],
     "Attempts to write the outstanding reservations of this server to Redis, by result.",
 );
 
-/// The state of the task that writes the journal.
+/// The state of the task that writes the expiry queue.
 #[derive(Debug, Default)]
-pub(super) struct JournalWriter {
+pub(super) struct ExpiryQueueWriter {
     /// Held during a write, so that two writes cannot overtake each other: the last write before
     /// the server stops would otherwise overlap with a write of the task. No call of a client waits
     /// for this lock, so it may be held across an await.
@@ -93,14 +95,14 @@ pub(super) struct JournalWriter {
 }
 
 /// The changes of one call.
-struct JournalBatch {
+struct ExpiryQueueBatch {
     ended: Vec<ReservationId>,
-    entries: Vec<JournalEntry>,
+    entries: Vec<ExpiryQueueEntry>,
 }
 
-impl JournalWriter {
+impl ExpiryQueueWriter {
     /// Counts a write, and logs when writes start to fail, and when they succeed again. The result
-    /// is the number of reservations that did not fit in the journal.
+    /// is the number of reservations that did not fit in the expiry queue.
     fn record(&self, result: &Result<u64, StoreError>) {
         self.counts[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
@@ -137,7 +139,7 @@ enum OrphanResult {
     /// The reservation has ended.
     Ended(ReservationId),
     /// The reservation was renewed, so it expires later.
-    Renewed(JournalEntry),
+    Renewed(ExpiryQueueEntry),
     /// This server cannot end the reservation, but another server may be able to do so.
     Skipped(ReservationId),
     /// Redis did not answer, so this server or another one must try again.
@@ -145,36 +147,42 @@ enum OrphanResult {
 }
 
 impl ServerLimiter {
-    /// Writes the changes to the journal in Redis. Returns false if a call failed; its changes are
-    /// written by the next call. Has no effect without Redis.
+    /// Writes the changes to the expiry queue in Redis. Returns false if a call failed; its changes
+    /// are written by the next call. Has no effect without Redis.
     ///
     /// If the future is dropped, the changes of the current call may be lost.
-    pub async fn write_reservation_journal(&self) -> bool {
+    pub async fn write_expiry_queue(&self) -> bool {
         let Some(redis_store) = self.redis_store() else {
             return true;
         };
-        let writer = &self.reservations.journal;
+        let writer = &self.reservations.expiry_queue;
         let _write_lock = writer.write_lock.lock().await;
         loop {
-            let JournalBatch { ended, entries } = self.next_journal_batch();
+            let ExpiryQueueBatch { ended, entries } = self.next_expiry_queue_batch();
             if ended.is_empty() && entries.is_empty() {
                 return true;
             }
-            let result = redis_store.store().write_journal(&ended, &entries).await;
+            let result = redis_store
+                .store()
+                .write_expiry_queue(&ended, &entries)
+                .await;
             writer.record(&result);
             if result.is_err() {
                 let written = entries.into_iter().map(|entry| entry.id);
-                self.reservations.table().journal.restore(ended, written);
+                self.reservations
+                    .table()
+                    .expiry_queue
+                    .restore(ended, written);
                 return false;
             }
         }
     }
 
-    /// Writes the last changes to the journal before the server stops. Other servers then end the
-    /// outstanding reservations of this server. Waits only for a short time.
-    pub async fn flush_reservation_journal(&self) {
+    /// Writes the last changes to the expiry queue before the server stops. Other servers then end
+    /// the outstanding reservations of this server. Waits only for a short time.
+    pub async fn flush_expiry_queue(&self) {
         let flush = async {
-            while !self.write_reservation_journal().await {
+            while !self.write_expiry_queue().await {
                 tokio::time::sleep(FLUSH_RETRY_DELAY).await;
             }
         };
@@ -185,52 +193,56 @@ impl ServerLimiter {
         }
     }
 
-    /// Writes the journal every 100 ms, until the future is dropped.
-    pub(super) async fn keep_writing_journal(&self) {
-        while self.uses_journal() {
-            self.write_reservation_journal().await;
+    /// Writes the expiry queue every 100 ms, until the future is dropped.
+    pub(super) async fn keep_writing_expiry_queue(&self) {
+        while self.uses_expiry_queue() {
+            self.write_expiry_queue().await;
             tokio::time::sleep(WRITE_INTERVAL).await;
         }
     }
 
     /// Ends expired reservations of other servers every second, until the future is dropped.
     pub(super) async fn keep_ending_orphans(&self) {
-        while self.uses_journal() {
+        while self.uses_expiry_queue() {
             self.end_orphaned_reservations().await;
             tokio::time::sleep(SEARCH_INTERVAL).await;
         }
     }
 
-    fn uses_journal(&self) -> bool {
+    fn uses_expiry_queue(&self) -> bool {
         self.redis_store().is_some() && !self.reservations.are_off()
     }
 
-    /// Takes the next changes of the journal.
-    fn next_journal_batch(&self) -> JournalBatch {
+    /// Takes the next changes of the expiry queue.
+    fn next_expiry_queue_batch(&self) -> ExpiryQueueBatch {
         let now = self.now();
-        let ended = self.reservations.table().journal.take_ended(MAX_ENTRIES);
+        let ended = self
+            .reservations
+            .table()
+            .expiry_queue
+            .take_ended(MAX_ENTRIES);
         let (mut entries, mut bytes) = (Vec::new(), 0);
         while entries.len() < MAX_ENTRIES
             && bytes < MAX_BYTES
-            && let Some(entry) = self.next_journal_entry(now)
+            && let Some(entry) = self.next_expiry_queue_entry(now)
         {
             bytes += entry.value.len();
             entries.push(entry);
         }
-        JournalBatch { ended, entries }
+        ExpiryQueueBatch { ended, entries }
     }
 
-    /// Takes the next reservation that the journal does not contain yet.
-    fn next_journal_entry(&self, now: Timestamp) -> Option<JournalEntry> {
+    /// Takes the next reservation that the expiry queue does not contain yet.
+    fn next_expiry_queue_entry(&self, now: Timestamp) -> Option<ExpiryQueueEntry> {
         loop {
             // Reserving and settling wait for the table, so one lock covers one reservation.
             let mut table = self.reservations.table();
-            let id = table.journal.next_unwritten()?;
+            let id = table.expiry_queue.next_unwritten()?;
             // An expired reservation that is being ended is not in the table.
             let outstanding = table.get(&id);
-            let entry = outstanding.and_then(|outstanding| journal_entry(id, outstanding, now));
+            let entry = outstanding.and_then(|outstanding| queue_entry(id, outstanding, now));
             if entry.is_some() {
-                table.journal.begin_write(id);
+                table.expiry_queue.begin_write(id);
                 return entry;
             }
         }
@@ -247,7 +259,7 @@ impl ServerLimiter {
         // If this server kept its claims, it could claim the reservations again before a server
         // that can end them. It releases them last, because it would otherwise claim them again at
         // once.
-        if let Err(error) = store.release_journal(&skipped).await {
+        if let Err(error) = store.release_claims(&skipped).await {
             tracing::debug!("failed to release reservations of other servers: {error}");
         }
     }
@@ -256,7 +268,7 @@ impl ServerLimiter {
     /// `skipped`.
     async fn end_claimed_reservations(&self, store: &RedisStore, skipped: &mut Vec<ReservationId>) {
         for _ in 0..MAX_CLAIMS {
-            let claimed = match store.claim_journal().await {
+            let claimed = match store.claim_expired().await {
                 Ok(claimed) if claimed.is_empty() => return,
                 Ok(claimed) => claimed,
                 Err(error) => {
@@ -277,7 +289,7 @@ impl ServerLimiter {
                     OrphanResult::Failed => has_failed = true,
                 }
             }
-            if let Err(error) = store.write_journal(&ended, &renewed).await {
+            if let Err(error) = store.write_expiry_queue(&ended, &renewed).await {
                 // The entries can be claimed again. Their reservations then have already ended.
                 tracing::debug!("failed to remove ended reservations: {error}");
                 return;
@@ -291,7 +303,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Ends a reservation from the journal, unless it was settled or renewed.
+    /// Ends a reservation from the expiry queue, unless it was settled or renewed.
     async fn end_orphan(&self, claimed: ClaimedReservation, now: Timestamp) -> OrphanResult {
         let ClaimedReservation { id, overdue, value } = claimed;
         // The clock of this server may be wrong, so only the clock of Redis counts.
@@ -361,12 +373,12 @@ fn orphan_failed(error: &StoreError) -> OrphanResult {
     OrphanResult::Failed
 }
 
-/// Returns the journal entry of a reservation; `None` if its charges are not in Redis.
-fn journal_entry(
+/// Returns the expiry queue entry of a reservation; `None` if its charges are not in Redis.
+fn queue_entry(
     id: ReservationId,
     outstanding: &OutstandingReservation,
     now: Timestamp,
-) -> Option<JournalEntry> {
+) -> Option<ExpiryQueueEntry> {
     let receipt = redis_receipt(outstanding.receipt.as_ref())?;
     let contents = TokenContents {
         kind: ReservationKind::Request,
@@ -381,9 +393,7 @@ fn journal_entry(
 
 /// Decodes the value of an entry; `None` if it has another format.
 fn decode_entry(value: &[u8]) -> Option<(TokenContents, Vec<SharedCharge>)> {
-    let (expires, contents) = value.split_first_chunk()?;
-    let mut contents = TokenContents::decode(contents)?;
-    contents.expires = Timestamp::from_micros(u64::from_be_bytes(*expires));
+    let contents = TokenContents::decode(value)?;
     let TokenCharges::InRedis(charges) = &contents.charges else {
         return None;
     };
@@ -391,11 +401,10 @@ fn decode_entry(value: &[u8]) -> Option<(TokenContents, Vec<SharedCharge>)> {
     Some((contents, charges))
 }
 
-fn entry_of(contents: &TokenContents, now: Timestamp) -> JournalEntry {
-    let expires = contents.expires.as_micros().to_be_bytes();
-    JournalEntry {
+fn entry_of(contents: &TokenContents, now: Timestamp) -> ExpiryQueueEntry {
+    ExpiryQueueEntry {
         id: contents.id,
         delay: contents.expires.after(GRACE).since(now),
-        value: [&expires[..], &contents.encode()].concat(),
+        value: contents.encode(),
     }
 }

@@ -1,16 +1,17 @@
-//! The journal of outstanding reservations in Redis. If a server stops, the other servers find its
-//! expired reservations in the journal, and end them.
+//! The expiry queue of outstanding reservations in Redis. If a server stops, the other servers find
+//! its expired reservations in the expiry queue, and end them.
 //!
-//! The journal is a queue with delayed delivery. A reservation becomes available some time after it
+//! The queue delivers with a delay: a reservation becomes available some time after it
 //! expires, so that the server that made it can end it first. A server that takes a reservation
-//! from the journal *claims* it. Unless the server then removes it, the reservation becomes
+//! from the expiry queue *claims* it. Unless the server then removes it, the reservation becomes
 //! available again. A server that stops after a claim therefore loses nothing. If two servers end
 //! the same reservation, only the first call has an effect (`guard.lua`).
 //!
-//! The journal does not depend on the clocks of the Tidegate servers: the writing server sends the
-//! time that is left until the reservation becomes available, and Redis adds it to its own clock.
+//! The expiry queue does not depend on the clocks of the Tidegate servers: the writing server sends
+//! the time that is left until the reservation becomes available, and Redis adds it to its own
+//! clock.
 //!
-//! All keys of the journal are in one cluster slot.
+//! All keys of the expiry queue are in one cluster slot.
 
 use tidegate_core::Span;
 
@@ -18,8 +19,8 @@ use crate::{
     GUARD_KEPT, call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore,
 };
 
-/// The maximum number of reservations in the journal. Further reservations are not written.
-const MAX_JOURNALED: u64 = 1_000_000;
+/// The maximum number of reservations in the expiry queue. Further reservations are not written.
+const MAX_QUEUED: u64 = 1_000_000;
 
 /// How long a claimed reservation is not available to other servers.
 const CLAIM_LEASE: Span = Span::from_secs(2);
@@ -37,9 +38,9 @@ const MAX_CLAIM_BYTES: u64 = 32 * 1_024;
 /// The ID of a reservation.
 type Id = [u8; 16];
 
-/// An entry of the journal.
+/// An entry of the expiry queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JournalEntry {
+pub struct ExpiryQueueEntry {
     /// The ID of the reservation.
     pub id: Id,
     /// The time until any server may end the reservation.
@@ -60,9 +61,9 @@ pub struct ClaimedReservation {
 }
 
 impl RedisStore {
-    /// Removes the reservations `ended` from the journal, and then writes `entries`. An entry
+    /// Removes the reservations `ended` from the expiry queue, and then writes `entries`. An entry
     /// replaces an earlier entry of the same reservation. Returns the number of entries that were
-    /// not written, because the journal is full.
+    /// not written, because the expiry queue is full.
     ///
     /// Decisions in the same batch wait for the call, so a call should be small.
     ///
@@ -70,33 +71,34 @@ impl RedisStore {
     ///
     /// [`StoreError`] if not everything was written, or if the outcome is unknown. Retrying is
     /// safe.
-    pub async fn write_journal(
+    pub async fn write_expiry_queue(
         &self,
         ended: &[Id],
-        entries: &[JournalEntry],
+        entries: &[ExpiryQueueEntry],
     ) -> Result<u64, StoreError> {
         let mut args = vec![
             self.instant(),
             b"write".to_vec(),
-            text(MAX_JOURNALED),
+            text(MAX_QUEUED),
             text(GUARD_KEPT.as_millis_ceil()),
             ended.len().to_string().into_bytes(),
         ];
         args.extend(ended.iter().map(|id| id.to_vec()));
-        for JournalEntry { id, delay, value } in entries {
+        for ExpiryQueueEntry { id, delay, value } in entries {
             args.extend([id.to_vec(), text(delay.as_millis_ceil()), value.clone()]);
         }
-        let reply = self.call_journal(args).await?;
+        let reply = self.call_expiry_queue(args).await?;
         decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)
     }
 
     /// Claims some of the reservations that any server may end now. The caller removes them with
-    /// [`Self::write_journal`] after it has ended them. Otherwise, they can soon be claimed again.
+    /// [`Self::write_expiry_queue`] after it has ended them. Otherwise, they can soon be claimed
+    /// again.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if nothing was claimed, or if the outcome is unknown. Retrying is safe.
-    pub async fn claim_journal(&self) -> Result<Vec<ClaimedReservation>, StoreError> {
+    pub async fn claim_expired(&self) -> Result<Vec<ClaimedReservation>, StoreError> {
         let args = vec![
             self.instant(),
             b"claim".to_vec(),
@@ -104,7 +106,7 @@ impl RedisStore {
             text(MAX_CLAIM_BYTES),
             text(CLAIM_LEASE.as_millis_ceil()),
         ];
-        let reply = self.call_journal(args).await?;
+        let reply = self.call_expiry_queue(args).await?;
         let parts = decode::keys(reply).ok_or_else(StoreError::unexpected_reply)?;
         let mut parts = parts.into_iter();
         let triples = std::iter::from_fn(|| Some((parts.next()?, parts.next()?, parts.next()?)));
@@ -127,18 +129,18 @@ impl RedisStore {
     ///
     /// [`StoreError`] if not all were released, or if the outcome is unknown. They can then be
     /// claimed when the lease of the claim ends.
-    pub async fn release_journal(&self, ids: &[Id]) -> Result<(), StoreError> {
+    pub async fn release_claims(&self, ids: &[Id]) -> Result<(), StoreError> {
         for ids in ids.chunks(MAX_RELEASE) {
             let mut args = vec![self.instant(), b"release".to_vec()];
             args.extend(ids.iter().map(|id| id.to_vec()));
-            self.call_journal(args).await?;
+            self.call_expiry_queue(args).await?;
         }
         Ok(())
     }
 
-    async fn call_journal(&self, args: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
-        let keys = layout::journal_keys(self.prefix());
-        self.call(&scripts::JOURNAL, keys.to_vec(), args).await
+    async fn call_expiry_queue(&self, args: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
+        let keys = layout::expiry_queue_keys(self.prefix());
+        self.call(&scripts::EXPIRY_QUEUE, keys.to_vec(), args).await
     }
 }
 

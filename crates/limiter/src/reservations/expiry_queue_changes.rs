@@ -1,30 +1,31 @@
-//! The changes that the journal in Redis does not contain yet.
+//! The changes that the expiry queue in Redis does not contain yet.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 
 use super::token::ReservationId;
 
-/// The changes since the last write to the journal. A reservation that ends before it is written
-/// never reaches the journal.
+/// The changes since the last write to the expiry queue. A reservation that ends before it is
+/// written never reaches the expiry queue.
 #[derive(Debug)]
-pub(super) struct JournalChanges {
+pub(super) struct ExpiryQueueChanges {
     /// The new and the changed reservations.
     unwritten: BTreeSet<ReservationId>,
-    /// The reservations that the journal may contain.
-    journaled: HashSet<ReservationId>,
-    /// The reservations to remove from the journal, oldest first. If Redis is unreachable for long,
-    /// the oldest are dropped. The server that claims them removes them, because they have ended.
+    /// The reservations that the expiry queue may contain.
+    queued: HashSet<ReservationId>,
+    /// The reservations to remove from the expiry queue, oldest first. If Redis is unreachable for
+    /// long, the oldest are dropped. The server that claims them removes them, because they have
+    /// ended.
     ended: VecDeque<ReservationId>,
     max_ended: usize,
 }
 
-impl JournalChanges {
+impl ExpiryQueueChanges {
     /// Creates the changes of a server that remembers at most `max_ended` reservations to remove
-    /// from the journal.
+    /// from the expiry queue.
     pub(super) fn new(max_ended: usize) -> Self {
         Self {
             unwritten: BTreeSet::new(),
-            journaled: HashSet::new(),
+            queued: HashSet::new(),
             ended: VecDeque::new(),
             max_ended,
         }
@@ -38,7 +39,7 @@ impl JournalChanges {
     /// Records that a reservation has ended.
     pub(super) fn end(&mut self, id: &ReservationId) {
         self.unwritten.remove(id);
-        if self.journaled.remove(id) {
+        if self.queued.remove(id) {
             self.ended.push_back(*id);
             self.drop_oldest_ended();
         }
@@ -49,11 +50,11 @@ impl JournalChanges {
         self.ended.drain(..excess);
     }
 
-    /// Forgets a reservation without removing it from the journal. Returns false if the journal does
-    /// not contain the reservation.
-    pub(super) fn forget_journaled(&mut self, id: &ReservationId) -> bool {
+    /// Forgets a reservation without removing it from the expiry queue. Returns false if the expiry
+    /// queue does not contain the reservation.
+    pub(super) fn forget_queued(&mut self, id: &ReservationId) -> bool {
         self.unwritten.remove(id);
-        self.journaled.remove(id)
+        self.queued.remove(id)
     }
 
     /// Returns the next reservation to write. The caller must then write it, unless it is not
@@ -62,13 +63,13 @@ impl JournalChanges {
         self.unwritten.pop_first()
     }
 
-    /// Records that the caller writes a reservation. The reservation counts as journaled from the
+    /// Records that the caller writes a reservation. The reservation counts as queued from the
     /// start of the call, because its result may remain unknown.
     pub(super) fn begin_write(&mut self, id: ReservationId) {
-        self.journaled.insert(id);
+        self.queued.insert(id);
     }
 
-    /// Returns up to `most` reservations that the caller must remove from the journal.
+    /// Returns up to `most` reservations that the caller must remove from the expiry queue.
     pub(super) fn take_ended(&mut self, most: usize) -> Vec<ReservationId> {
         let kept = self.ended.len().saturating_sub(most);
         self.ended.split_off(kept).into()
@@ -83,7 +84,7 @@ impl JournalChanges {
         self.ended.extend(ended);
         self.drop_oldest_ended();
         // If a reservation has ended during the call, it must not be written again.
-        let outstanding = written.into_iter().filter(|id| self.journaled.contains(id));
+        let outstanding = written.into_iter().filter(|id| self.queued.contains(id));
         self.unwritten.extend(outstanding);
     }
 }
@@ -133,20 +134,20 @@ mod tests {
     }
 
     struct Pair {
-        changes: JournalChanges,
+        changes: ExpiryQueueChanges,
         outstanding: BTreeSet<ReservationId>,
         /// The reservations that have ended. An ID is never used again.
         over: BTreeSet<ReservationId>,
-        journal: BTreeSet<ReservationId>,
+        expiry_queue: BTreeSet<ReservationId>,
     }
 
     impl Default for Pair {
         fn default() -> Self {
             Self {
-                changes: JournalChanges::new(usize::MAX),
+                changes: ExpiryQueueChanges::new(usize::MAX),
                 outstanding: BTreeSet::new(),
                 over: BTreeSet::new(),
-                journal: BTreeSet::new(),
+                expiry_queue: BTreeSet::new(),
             }
         }
     }
@@ -180,9 +181,9 @@ mod tests {
             self.end([ended_meanwhile; 16]);
             if result != CallResult::NotExecuted {
                 for id in &ended {
-                    self.journal.remove(id);
+                    self.expiry_queue.remove(id);
                 }
-                self.journal.extend(&written);
+                self.expiry_queue.extend(&written);
             }
             let had_changes = !ended.is_empty() || !written.is_empty();
             if result != CallResult::Executed {
@@ -194,9 +195,9 @@ mod tests {
 
     #[test]
     fn the_reservations_to_remove_are_bounded() {
-        let mut changes = JournalChanges::new(2);
+        let mut changes = ExpiryQueueChanges::new(2);
         let ids: [ReservationId; 4] = [0, 1, 2, 3].map(|number| [number; 16]);
-        let end = |changes: &mut JournalChanges, id| {
+        let end = |changes: &mut ExpiryQueueChanges, id| {
             changes.begin_write(id);
             changes.end(&id);
         };
@@ -211,10 +212,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever calls fail, the journal contains exactly the outstanding reservations after the
-        /// last change was written.
+        /// Whatever calls fail, the expiry queue contains exactly the outstanding reservations
+        /// after the last change was written.
         #[test]
-        fn the_journal_converges(steps in prop::collection::vec(step(), 1..60)) {
+        fn the_expiry_queue_converges(steps in prop::collection::vec(step(), 1..60)) {
             let mut pair = Pair::default();
             for step in steps {
                 match step {
@@ -227,12 +228,12 @@ mod tests {
                 prop_assert!(pair.changes.ended.len() <= pair.over.len());
             }
             while pair.write(3, u8::MAX, CallResult::Executed) {}
-            prop_assert_eq!(&pair.journal, &pair.outstanding);
+            prop_assert_eq!(&pair.expiry_queue, &pair.outstanding);
         }
 
         #[test]
         fn a_reservation_that_ends_early_is_never_written(number in any::<u8>()) {
-            let mut changes = JournalChanges::new(usize::MAX);
+            let mut changes = ExpiryQueueChanges::new(usize::MAX);
             changes.add([number; 16]);
             changes.end(&[number; 16]);
             prop_assert_eq!(changes.next_unwritten(), None);

@@ -1,5 +1,5 @@
--- The journal of outstanding reservations. If the server that made a reservation has stopped, any
--- other server finds the expired reservation here, and ends it.
+-- The expiry queue of outstanding reservations. If the server that made a reservation has stopped,
+-- any other server finds the expired reservation here, and ends it.
 --
 -- KEYS[1]  a hash by id. Each value consists of the instant, in milliseconds, from which on any
 --          server may end the reservation (7 bytes), and the reservation
@@ -20,7 +20,7 @@
 --          'release', ids: other servers can claim these reservations immediately, after all those
 --          that can be claimed now.
 local DUE, DUE_BYTES = '>I7', 7
-local call, journal, due = redis.call, KEYS[1], KEYS[2]
+local call, reservations, due = redis.call, KEYS[1], KEYS[2]
 local now = tonumber(ARGV[1])
 if not now then
   local time = call('TIME')
@@ -31,14 +31,14 @@ now = math.floor(now / 1000)
 if ARGV[2] == 'write' then
   local most, slack, ended = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
   for at = 6, 5 + ended do
-    call('HDEL', journal, ARGV[at])
+    call('HDEL', reservations, ARGV[at])
     call('ZREM', due, ARGV[at])
   end
   local first, longest, refused = 6 + ended, 0, 0
   for at = first, #ARGV, 3 do
     local id, delay, value = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     if call('ZCARD', due) < most or call('ZSCORE', due, id) then
-      call('HSET', journal, id, struct.pack(DUE, now + delay) .. value)
+      call('HSET', reservations, id, struct.pack(DUE, now + delay) .. value)
       call('ZADD', due, now + delay, id)
       longest = math.max(longest, delay)
     else
@@ -64,7 +64,7 @@ end
 local most_bytes, lease = tonumber(ARGV[4]), tonumber(ARGV[5])
 local claimed, bytes = {}, 0
 for _, id in ipairs(call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, ARGV[3])) do
-  local value = call('HGET', journal, id)
+  local value = call('HGET', reservations, id)
   if value then
     bytes = bytes + #value - DUE_BYTES
     if #claimed > 0 and bytes > most_bytes then
