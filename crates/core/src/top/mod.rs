@@ -18,12 +18,18 @@
 //! sketch, the true number is in `count - error ..= count`. For any other key, it is at most
 //! `floor`.
 //!
-//! The algorithm is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with lazy eviction. A new key
-//! starts with `floor` as its error. When a sketch has twice as many keys as its setting `keys`,
-//! the keys with the lowest counts are dropped, and `floor` becomes the highest dropped count.
+//! The algorithm is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with lazy eviction. When a
+//! sketch has twice as many keys as its setting `keys`, the keys with the lowest counts are
+//! dropped, and `floor` becomes the highest dropped count.
+//!
+//! A filter (Homem, Carvalho 2010, "Finding top-k elements in data streams") keeps rare keys out of
+//! the sketch. It stores upper bounds for the keys without an entry, one for all keys whose hashes
+//! have the same first bits. An addition to such a key increases the bound. The key gets an entry
+//! only if the bound would exceed `floor`, and the former bound is its error, instead of `floor`.
+//! If a key is dropped, its bound becomes at least its count.
 //!
 //! The error bound follows as for the Misra-Gries sketch, to which Space-Saving is isomorphic. Each
-//! addition increases the sum of `count - floor` over all keys by the addition's weight. Each unit
+//! addition increases the sum of `count - floor` over all keys by at most its weight. Each unit
 //! by which `floor` rises decreases this sum by at least `keys + 1`. Therefore, `floor <= total /
 //! (keys + 1)`.
 //!

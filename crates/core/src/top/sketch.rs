@@ -1,4 +1,4 @@
-//! The Space-Saving sketch for the current time slice.
+//! The sketch for the current time slice: Space-Saving with a filter.
 
 use super::Summary;
 use crate::limit::bounds::MAX_KEY_BYTES;
@@ -16,6 +16,9 @@ const UNUSED: Slot = Slot {
     entry: u32::MAX,
 };
 
+/// The number of [bounds](Sketch::bounds) per kept key, before it is rounded up to a power of two.
+const BOUNDS_PER_KEY: usize = 4;
+
 /// A Space-Saving sketch: the keys with the largest total weights, each with an error. The [module
 /// documentation](super) describes the error bound.
 #[derive(Clone, Debug)]
@@ -28,6 +31,10 @@ pub struct Sketch {
     slots: Vec<Slot>,
     /// The upper bound for the sum of any key without an entry.
     floor: u64,
+    /// The filter: upper bounds for the sums of the keys without an entry. All keys whose hashes
+    /// have the same first bits share a bound. A bound is at most `floor`. The length is a power of
+    /// two, or 0 if there is no filter. Then `floor` is the only bound.
+    bounds: Vec<u64>,
     /// The number of entries that are kept when a full sketch drops keys.
     keep: u32,
 }
@@ -57,6 +64,7 @@ impl Sketch {
             keys: Vec::new(),
             slots: Vec::new(),
             floor: 0,
+            bounds: Vec::new(),
             keep: u32::try_from(keep.max(1)).unwrap_or(u32::MAX >> 2),
         }
     }
@@ -87,9 +95,26 @@ impl Sketch {
         }
     }
 
-    /// Adds `weight` to `key`, which must not be in the sketch. Makes room for the key if
-    /// necessary.
+    /// Adds `weight` to `key`, which must not be in the sketch. If the sum of the key may exceed
+    /// `floor`, the key gets an entry, for which other keys may be dropped.
+    #[inline]
     pub fn insert(&mut self, key: &[u8], hash: u32, weight: u64) {
+        let Some(bound) = bound_index(&self.bounds, hash) else {
+            return self.insert_entry(key, hash, self.floor, weight);
+        };
+        let bound = &mut self.bounds[bound];
+        let count = bound.saturating_add(weight);
+        if count <= self.floor {
+            *bound = count;
+            return;
+        }
+        let error = *bound;
+        self.insert_entry(key, hash, error, weight);
+    }
+
+    /// Inserts an entry for `key`, whose sum before this addition was at most `error`. Makes room
+    /// for the entry if necessary.
+    fn insert_entry(&mut self, key: &[u8], hash: u32, error: u64, weight: u64) {
         let key = &key[..key.len().min(MAX_KEY_BYTES)];
         if self.entries.len() >= self.capacity() {
             self.shrink_to(self.keep as usize);
@@ -104,8 +129,8 @@ impl Sketch {
         let start = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
         self.keys.extend_from_slice(key);
         self.entries.push(Entry {
-            count: self.floor.saturating_add(weight),
-            error: self.floor,
+            count: error.saturating_add(weight),
+            error,
             hash,
             start,
             len: u32::try_from(key.len()).unwrap_or(u32::MAX),
@@ -131,8 +156,16 @@ impl Sketch {
         }
         let by_count = |a: &Entry, b: &Entry| b.count.cmp(&a.count);
         let (_, highest_dropped, _) = self.entries.select_nth_unstable_by(keep, by_count);
+        if self.bounds.is_empty() {
+            let len = (self.keep as usize * BOUNDS_PER_KEY).next_power_of_two();
+            self.bounds = vec![self.floor; len];
+        }
         self.floor = self.floor.max(highest_dropped.count);
-        self.entries.truncate(keep);
+        for dropped in self.entries.drain(keep..) {
+            if let Some(at) = bound_index(&self.bounds, dropped.hash) {
+                self.bounds[at] = self.bounds[at].max(dropped.count);
+            }
+        }
         let mut keys = Vec::with_capacity(self.keys.capacity());
         for entry in &mut self.entries {
             let (start, len) = (entry.start as usize, entry.len as usize);
@@ -143,11 +176,12 @@ impl Sketch {
         self.index(self.slots.len());
     }
 
-    /// Halves the number of keys, and releases unused memory.
+    /// Halves the number of keys, and releases unused memory and the filter.
     pub fn halve(&mut self) {
         self.shrink_to(self.entries.len() / 2);
         self.entries.shrink_to_fit();
         self.keys.shrink_to_fit();
+        self.bounds = Vec::new();
         self.slots = Vec::new();
         if !self.entries.is_empty() {
             self.index((self.entries.len() * 2).next_power_of_two().max(8));
@@ -170,6 +204,7 @@ impl Sketch {
         self.entries.capacity() * size_of::<Entry>()
             + self.keys.capacity()
             + self.slots.capacity() * size_of::<Slot>()
+            + self.bounds.capacity() * size_of::<u64>()
     }
 
     /// Returns the maximum number of entries: twice the number of entries that are kept when a full
@@ -202,6 +237,14 @@ impl Sketch {
         let entry = u32::try_from(entry).unwrap_or(UNUSED.entry);
         self.slots[at] = Slot { hash, entry };
     }
+}
+
+/// Returns the index of the bound for a key with this hash; `None` if there are no bounds. The
+/// first bits of the hash are used, because the hash table uses the last bits.
+fn bound_index(bounds: &[u64], hash: u32) -> Option<usize> {
+    let bits = bounds.len().checked_ilog2()?;
+    let index = u64::from(hash) << bits >> u32::BITS;
+    usize::try_from(index).ok()
 }
 
 /// Reserves capacity for `more` items. Like `Vec`, doubles the capacity, but not beyond `most`.
