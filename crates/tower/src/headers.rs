@@ -95,6 +95,8 @@ pub struct HeaderWriter {
     legacy: Legacy,
     rule_names: RuleNames,
     text: Vec<u8>,
+    /// The last value of `RateLimit-Policy`.
+    policies: Option<HeaderValue>,
 }
 
 /// The default writer writes the `RateLimit` and `RateLimit-Policy` headers, but not the
@@ -116,6 +118,7 @@ impl HeaderWriter {
             legacy,
             rule_names: RuleNames::default(),
             text: Vec::new(),
+            policies: None,
         }
     }
 
@@ -176,7 +179,18 @@ impl HeaderWriter {
                 structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
         }
-        self.put(RATELIMIT_POLICY, headers);
+        // Most responses of a connection have the same policies. A copy of the value shares its
+        // memory, and is not validated again.
+        if !self
+            .policies
+            .as_ref()
+            .is_some_and(|value| value.as_bytes() == self.text)
+        {
+            self.policies = HeaderValue::from_bytes(&self.text).ok();
+        }
+        if let Some(value) = &self.policies {
+            headers.insert(RATELIMIT_POLICY, value.clone());
+        }
     }
 
     fn states(&mut self, shown: &Shown<'_, '_>, retry_after: Option<u64>, headers: &mut HeaderMap) {
@@ -197,11 +211,15 @@ impl HeaderWriter {
     fn name(&mut self, lines: &[Line<'_>], at: usize) {
         let separator: &[u8] = if self.text.is_empty() { b"\"" } else { b", \"" };
         self.text.extend_from_slice(separator);
-        for part in policy_name(lines, at, self.rule_names) {
-            match part {
-                NamePart::Text(text) => structured_fields::string_content(&mut self.text, text),
-                NamePart::Number(number) => structured_fields::integer(&mut self.text, number),
-            }
+        let name = policy_name(lines, at, self.rule_names);
+        structured_fields::string_content(&mut self.text, name.text);
+        if let Some(limit) = name.limit {
+            self.text.push(b':');
+            structured_fields::string_content(&mut self.text, limit);
+        }
+        if name.number > 1 {
+            self.text.push(b':');
+            structured_fields::integer(&mut self.text, name.number);
         }
         self.text.push(b'"');
     }
@@ -313,33 +331,28 @@ impl<'v, 'r> Shown<'v, 'r> {
     }
 }
 
-/// A part of a policy name.
-enum NamePart<'v> {
-    Text(&'v str),
-    Number(u64),
+/// The name of a policy, which is unique in a response.
+struct PolicyName<'v> {
+    text: &'v str,
+    /// The limit's text, which follows a colon if the rule has several limits.
+    limit: Option<&'v str>,
+    /// The number of this policy among the policies with the same name, from 1. From 2 on, the
+    /// number follows a colon.
+    number: u64,
 }
 
-/// Returns the parts of the policy name for the verdict line at index `at`. The policies in one
-/// response have different names: a second policy with the same name gets the suffix `:2`.
-fn policy_name<'v>(
-    lines: &'v [Line<'_>],
-    at: usize,
-    names: RuleNames,
-) -> impl Iterator<Item = NamePart<'v>> {
-    let (first, second) = base_name(lines, at, names);
+/// Returns the policy name for the verdict line at index `at`.
+fn policy_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> PolicyName<'v> {
+    let base = base_name(lines, at, names);
     let before = (0..at)
         .filter(|other| !lines[*other].shadow)
-        .filter(|other| is_same(base_name(lines, *other, names), (first, second)))
+        .filter(|other| is_same(base_name(lines, *other, names), base))
         .count();
-    let number = u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1);
-    let number = (before > 0).then_some(NamePart::Number(number));
-    let separated = |part: Option<NamePart<'v>>| {
-        let separator = part.as_ref().map(|_| NamePart::Text(":"));
-        separator.into_iter().chain(part)
-    };
-    std::iter::once(NamePart::Text(first))
-        .chain(separated(second.map(NamePart::Text)))
-        .chain(separated(number))
+    PolicyName {
+        text: base.0,
+        limit: base.1,
+        number: u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1),
+    }
 }
 
 /// Returns the policy name for the line at index `at`, without a number. If there is a second part,
@@ -381,12 +394,15 @@ fn text_of<'v>((first, second): (&'v str, Option<&'v str>)) -> impl Iterator<Ite
 
 /// Returns the policy name for the line at index `at`, as it appears in the headers.
 pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> String {
-    let mut text = String::new();
-    for part in policy_name(lines, at, names) {
-        match part {
-            NamePart::Text(part) => text.push_str(part),
-            NamePart::Number(number) => text.push_str(itoa::Buffer::new().format(number)),
-        }
+    let name = policy_name(lines, at, names);
+    let mut text = name.text.to_owned();
+    if let Some(limit) = name.limit {
+        text.push(':');
+        text.push_str(limit);
+    }
+    if name.number > 1 {
+        text.push(':');
+        text.push_str(itoa::Buffer::new().format(name.number));
     }
     text
 }
