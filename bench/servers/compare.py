@@ -23,14 +23,15 @@ from measure import program
 from processes import Server, free_port
 
 DEPTHS = (1, 16, 64)
+# The default algorithm of a limit may differ between the builds, so it is stated.
 RULES = f"""rules:
   - name: api
     key: [user]
-    limits: ["{AMPLE_CAPACITY}/30d"]
+    limits: [{{rate: {AMPLE_CAPACITY}/30d, burst: {AMPLE_CAPACITY}, algorithm: gcra}}]
   - name: login
     when: {{path: /login}}
     key: [user]
-    limits: ["5/min"]
+    limits: [{{rate: 5/min, algorithm: gcra}}]
 """
 
 
@@ -41,8 +42,11 @@ def main():
     with contextlib.ExitStack() as running:
         folder = running.enter_context(tempfile.TemporaryDirectory())
         servers = [
-            running.enter_context(start(name, path, folder))
-            for name, path in (("before", options.before), ("after", options.after))
+            running.enter_context(start(name, path, settings, folder))
+            for name, path, settings in (
+                ("before", options.before, options.before_settings),
+                ("after", options.after, options.after_settings),
+            )
         ]
         for server in servers:
             prepare(server)
@@ -58,18 +62,24 @@ def parse():
     )
     parser.add_argument("--before", required=True, type=program)
     parser.add_argument("--after", required=True, type=program)
+    for build in ("before", "after"):
+        parser.add_argument(
+            f"--{build}-settings",
+            default="",
+            help=f"settings for the configuration file of the build {build}, such as 'top: off'",
+        )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=int, default=2, help="the length of each load")
     return parser.parse_args()
 
 
-def start(name, path, folder):
+def start(name, path, settings, folder):
     resp, http = free_port(), free_port()
     config = os.path.join(folder, f"{name}.yaml")
     with open(config, "w") as file:
         file.write(
             f"listen:\n  http: 127.0.0.1:{http}\n  resp: 127.0.0.1:{resp}\n"
-            f"  admin: 127.0.0.1:{free_port()}\n  grpc: off\n{RULES}"
+            f"  admin: 127.0.0.1:{free_port()}\n  grpc: off\n{settings}\n{RULES}"
         )
     return Server(name, [path, "serve", "--config", config], [resp, http])
 
