@@ -57,7 +57,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Creates a backoff from `base` to `cap`. A `base` above the cap is reduced to the cap.
+    /// Creates a backoff from `base` to `cap`. If `base` is above `cap`, `cap` replaces `base`.
     #[must_use]
     pub const fn new(base: Span, cap: Span, jitter: Jitter) -> Self {
         Self { base, cap, jitter }
@@ -81,9 +81,9 @@ impl Backoff {
     /// to wait for `server_wait`.
     ///
     /// The result is `server_wait` plus a backoff wait. Unless jitter is off, the backoff wait is
-    /// raised to at least half of `server_wait` before jitter is applied. The server can send the
-    /// same `server_wait` to all clients, and a jitter of a few milliseconds after a wait of
-    /// several seconds would not spread their retries.
+    /// raised to at least half of `server_wait` before jitter is applied. Jitter of a few
+    /// milliseconds after a wait of several seconds would not spread the retries of clients that
+    /// got the same `server_wait`.
     #[must_use]
     pub fn wait_after(&self, server_wait: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {
@@ -108,8 +108,8 @@ impl Backoff {
     }
 }
 
-/// Maps a random `u64` to the range `0..=most`. The result is uniform except for a bias below `most
-/// / 2^64`.
+/// Maps a random `u64` to the range `0..=most`. The result is uniform except for a bias of less
+/// than `most / 2^64`.
 fn scale(random: u64, most: u64) -> u64 {
     // The first factor is below 2^64 and the second factor is at most 2^64, so the product fits in
     // a u128. The upper 64 bits of the product are at most `most`.

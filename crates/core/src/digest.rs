@@ -1,5 +1,5 @@
-//! A hash of numbers and strings. Its encoding is explicit, so the hash is the same in every
-//! process and with every compiler.
+//! A hash of numbers and strings. The encoding of the hashed values is explicit, so the hash is the
+//! same in every process and with every compiler.
 
 /// The version of the encoding. Increment the version when the encoding of any hashed type changes.
 const VERSION: u64 = 1;

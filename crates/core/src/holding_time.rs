@@ -2,11 +2,12 @@
 //!
 //! The time at which a slot becomes free depends on running requests and cannot be known. If `n`
 //! slots are held for a time `t` each, one slot is released every `t / n` on average. Each request
-//! ahead in the queue takes one of these slots, so it adds `t / n` to the wait.
+//! ahead in the queue takes one of these slots, so each request adds `t / n` to the wait.
 
 use crate::time::Span;
 
-/// A moving average of slot holding times. It has a fixed size and uses integer arithmetic.
+/// A moving average of slot holding times. The average has a fixed size and uses integer
+/// arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoldingTime {
     /// The average in fixed-point format, [`HoldingTime::PARTS`] per microsecond.
@@ -33,7 +34,7 @@ pub struct SlotEstimate {
 impl HoldingTime {
     const PARTS: u64 = 1 << 8;
 
-    /// The number of observations after which the average becomes an exponential moving average, in
+    /// After this number of observations, the average becomes an exponential moving average, in
     /// which each further observation has a weight of 1 / `WINDOW`.
     const WINDOW: u64 = 32;
 
@@ -41,7 +42,8 @@ impl HoldingTime {
     /// maximum, so that the arithmetic cannot overflow.
     const LONGEST: Span = Span::from_secs(366 * 86_400);
 
-    /// The shortest estimate. It is the smallest unit of the retry times sent to clients.
+    /// The shortest estimate. One millisecond is the smallest unit of the retry times sent to
+    /// clients.
     const SHORTEST: Span = Span::from_millis(1);
 
     /// Adds an observation: a request that held its slots for the time `held`.

@@ -1,4 +1,4 @@
-//! Rate limit decisions: this crate decides whether a request is admitted now and, if not, when the
+//! This crate makes rate limit decisions: whether a request is admitted now and, if not, when the
 //! client can retry.
 //!
 //! This crate does no I/O, starts no async runtime, reads no clock and uses no randomness in a

@@ -12,8 +12,8 @@ use pin_project_lite::pin_project;
 
 /// The result of an operation that may have to wait for a remote store.
 ///
-/// Synchronous code uses the result only if it is [`Ready`](Self::Ready). Async code writes
-/// `.await`, which does not suspend if the result is ready.
+/// Synchronous code uses only a result that is [`Ready`](Self::Ready). Async code writes `.await`,
+/// which does not suspend if the result is ready.
 #[must_use = "a pending operation has no effect until it is awaited"]
 #[derive(Debug)]
 pub enum MaybeReady<T, F> {
@@ -43,8 +43,8 @@ impl<T, F> MaybeReady<T, F> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns the result if the operation is complete. Otherwise, returns `None` and drops the
-    /// pending operation, which then has no effect.
+    /// Returns the result if the operation is complete. If the operation is pending, returns `None`
+    /// and drops the operation, which then has no effect.
     #[must_use]
     #[inline]
     pub fn ready(self) -> Option<T> {
@@ -130,7 +130,8 @@ impl<T, F: Future<Output = T>> Future for MaybeReadyFuture<T, F> {
     }
 }
 
-/// The future of an operation that never waits. This type has no values.
+/// The future of an operation that never waits. This type has no values, because such an operation
+/// is always ready.
 #[derive(Debug)]
 pub struct Never<T> {
     never: Infallible,

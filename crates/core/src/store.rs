@@ -29,8 +29,8 @@ pub struct StoreRequest<'q, 'c> {
     pub now: Timestamp,
     /// The effect of the decision on the state.
     pub effect: Effect,
-    /// The timeout for a remote store. It applies only if it is shorter than the store's own
-    /// timeout.
+    /// The timeout for a remote store. The timeout has an effect only if it is shorter than the
+    /// store's own timeout.
     pub within: Option<Duration>,
     /// Whether a remote store searches its denial cache.
     pub cache_search: CacheSearch,
@@ -45,13 +45,13 @@ pub enum Accounting {
     #[default]
     Request,
     /// The decision is one of several attempts for a waiting request. The store does not count it.
-    /// The caller calls [`Store::count`] for the last attempt.
+    /// The caller counts only the last attempt, with [`Store::count`].
     Attempt,
     /// The charges are the remaining cost of a request that has already been decided. The store
     /// does not count the request again.
     Excess,
-    /// The decision only reads the state of the limits, for example for an explanation. It is not
-    /// for a client's request, and is not counted.
+    /// The decision only reads the state of the limits, for example for an explanation. Such a
+    /// decision is not for a client's request, and is not counted.
     Inspection,
 }
 
@@ -61,9 +61,9 @@ pub enum CacheSearch {
     /// The store searches its denial cache.
     #[default]
     Due,
-    /// The store does not search its denial cache. The search is unnecessary if the store has just
-    /// returned a pending result for the same request, because then there is no cached denial. A
-    /// caller that needs the current state of the limits also skips the search.
+    /// The store does not search its denial cache. The caller has just received a pending result
+    /// for the same request, so there is no cached denial for the request. The caller can also skip
+    /// the search because it needs the current state of the limits.
     Skip,
 }
 
@@ -92,7 +92,7 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
     }
 
     /// Creates a request that reads the current state of the limits of `charges` and charges
-    /// nothing. It is not counted.
+    /// nothing. The request is not counted in the metrics.
     #[must_use]
     pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
         Self {
@@ -150,9 +150,9 @@ pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 
 /// A store for limit states. Decisions are atomic.
 ///
-/// The store makes either all charges of a request or none. It replaces the contents of `outcomes`
-/// with one outcome for each limit, in the order of the charges and their limits. If no limit was
-/// evaluated, `outcomes` is empty.
+/// The store makes either all charges of a request or none. The store replaces the contents of
+/// `outcomes` with one outcome for each limit, in the order of the charges and their limits. If no
+/// limit was evaluated, `outcomes` is empty.
 ///
 /// The result of an operation is [ready](MaybeReady::Ready) if no remote store had to be called. If
 /// the result is [pending](MaybeReady::Pending), neither the state nor the arguments have changed
@@ -170,9 +170,9 @@ pub trait Store: Send + Sync {
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send>;
 
-    /// Decides `request`, makes its charges if it is admitted, and returns a receipt. With the
-    /// receipt, the charges that remain in `request.charges` can be [settled](Self::settle). The
-    /// receipt is `None` if nothing was charged.
+    /// Decides `request`, makes its charges if it is admitted, and returns a receipt. The receipt
+    /// is for [settling](Self::settle) the charges that remain in `request.charges`. The receipt is
+    /// `None` if nothing was charged.
     ///
     /// This method ignores `request.effect`, and always decides with [`Effect::Charge`].
     fn reserve(
@@ -190,7 +190,7 @@ pub trait Store: Send + Sync {
     /// stored state. The method takes the value out of `receipt`, and does nothing if `receipt` is
     /// `None`.
     ///
-    /// If a remote store is unreachable, it does not refund anything.
+    /// If a remote store is unreachable, the method refunds nothing.
     fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -223,7 +223,7 @@ pub trait Store: Send + Sync {
     ) {
     }
 
-    /// Clears the denial cache. Callers call this method after activating new rules.
+    /// Clears the denial cache. Call this method after activating new rules.
     fn clear_denial_cache(&self) {}
 }
 

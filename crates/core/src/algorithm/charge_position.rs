@@ -3,7 +3,7 @@
 use super::ExactMicros;
 use crate::time::Timestamp;
 
-/// The information that a refund needs to find a charge in a state. Each kernel uses one of the
+/// The information that a refund needs to find a charge in a state. Each kernel uses one of these
 /// variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {

@@ -9,7 +9,7 @@ use crate::{
 /// A kernel (the implementation of an algorithm): the parameters of one limit, and the operations
 /// on the state of a key.
 ///
-/// Each method is documented at the [`Kernel`](super::Kernel) method with the same name.
+/// The [`Kernel`](super::Kernel) method of the same name has the documentation of each method.
 pub(crate) trait Counter: Sized {
     /// The state of one key.
     type State: CounterState;
@@ -108,8 +108,8 @@ pub(crate) trait Counter: Sized {
     }
 }
 
-/// A kernel's state for one key. Each method is documented at the [`State`](super::State) method
-/// with the same name.
+/// A kernel's state for one key. The [`State`](super::State) method of the same name has the
+/// documentation of each method.
 pub(crate) trait CounterState: Sized {
     fn expires(&self) -> Timestamp;
 
@@ -123,7 +123,8 @@ pub(crate) trait CounterState: Sized {
         0
     }
 
-    /// Serializes the state by passing its numbers to `put`. [`Self::read`] deserializes them.
+    /// Serializes the state by passing its numbers to `put`. [`Self::read`] deserializes these
+    /// numbers.
     fn write(&self, put: &mut dyn FnMut(u64));
 
     /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None` if the
@@ -136,7 +137,7 @@ pub(super) fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }
 
-/// Returns whether `number` is within the range of [`Timestamp`]. It is a number of microseconds or
+/// Returns whether `number` is within the range of [`Timestamp`]. The number counts microseconds or
 /// windows since the epoch.
 pub(crate) fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()

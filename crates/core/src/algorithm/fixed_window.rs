@@ -5,14 +5,15 @@
 //!
 //! - **Guarantee.** At most `L` units are admitted in each window `[start, end)`.
 //! - **Memory.** The state takes 16 bytes. A key expires when its window ends.
-//! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`. This
-//!   does not change decisions, because every request is denied if the count is `L` or higher.
+//! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`. A
+//!   count above `L` does not change decisions, because every request is denied if the count is `L`
+//!   or higher.
 //! - **Weakness.** In a short interval around a window boundary, up to `2 * L` units can be
 //!   admitted: `L` just before and `L` just after the boundary. In general, with windows of length
 //!   `W`, up to `L * (ceil(t / W) + 1)` units can be admitted in a half-open interval of length
 //!   `t`. All keys with epoch-aligned or calendar windows are reset at the same instant.
-//! - **Source.** The algorithm has no known author. Descriptions of it usually mention the burst at
-//!   the window boundary.
+//! - **Source.** The algorithm has no known author. Descriptions of the algorithm usually mention
+//!   the burst at the window boundary.
 
 use crate::{
     algorithm::{

@@ -1,5 +1,5 @@
-//! GCRA (generic cell rate algorithm). Its state is a single instant, the theoretical arrival time
-//! (TAT).
+//! GCRA (generic cell rate algorithm). The state of a key is a single instant, the theoretical
+//! arrival time (TAT).
 //!
 //! This module implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
 //! meter and as a queue. GCRA, the token bucket and the leaky bucket are the same algorithm. The
@@ -143,7 +143,7 @@ impl Gcra {
     }
 
     /// Decides a request in one pass, for a rule with a single limit. The result is the same as
-    /// that of the separate methods of [`Counter`].
+    /// with the separate methods of [`Counter`].
     #[inline]
     pub(crate) fn decide(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
@@ -152,9 +152,9 @@ impl Gcra {
         self.decide_exactly(tat, now, cost)
     }
 
-    /// Returns a copy of this limit in which the compiler knows that `l` is 1 and that fractions
-    /// are zero. Therefore, it can remove the arithmetic on fractions. Returns `None` if the time
-    /// per unit is not an integer number of microseconds.
+    /// Returns a copy of this limit for which the compiler knows that `l` is 1 and that there are
+    /// no fractions. For this copy, the compiler removes the arithmetic on fractions. Returns
+    /// `None` if the time per unit is not an integer number of microseconds.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: ExactMicros| ExactMicros { part: 0, ..exact };
@@ -167,8 +167,7 @@ impl Gcra {
         })
     }
 
-    // This function is always inlined, because otherwise the compiler would not know in it that `l`
-    // is 1.
+    // This function is always inlined, so that the compiler can use `l = 1` inside it.
     #[inline(always)]
     fn decide_exactly(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
         let (base, latest_tat) = (self.base(tat, now), self.latest_tat(now));
@@ -264,9 +263,9 @@ impl Gcra {
 
     /// Returns the instant to which a charge is added: the TAT or `now`, whichever is later.
     ///
-    /// A numerator (`part`) of `l` or more is invalid for this limit. In this case, the TAT is
-    /// rounded up to a whole microsecond. An invalid numerator can only come from a damaged
-    /// snapshot. All other methods require that it is below `l`.
+    /// A numerator (`part`) of `l` or more is invalid for this limit. If the numerator is invalid,
+    /// the TAT is rounded up to a whole microsecond. An invalid numerator can only come from a
+    /// damaged snapshot. All other methods require a numerator below `l`.
     fn base(&self, tat: ExactMicros, now: Timestamp) -> ExactMicros {
         let tat = if tat.part < self.l {
             tat
@@ -403,8 +402,8 @@ impl Counter for Gcra {
         ExactMicros::default()
     }
 
-    /// Converts a TAT from the limit `old`. The number of used units stays the same, but they now
-    /// drain at the rate of this limit.
+    /// Converts a TAT from the limit `old`. The number of used units stays the same, but these
+    /// units now drain at the rate of this limit.
     ///
     /// The number of used units can exceed this limit's capacity, because servers with the old
     /// limit may still charge the key. The new TAT is not later than both the old TAT and the TAT
@@ -527,7 +526,7 @@ impl Counter for Gcra {
     }
 
     /// Returns the delay of the request that was just charged: the time until all earlier requests
-    /// are done. Returns zero if this limit is not a queue.
+    /// are done. Returns zero for a limit without a queue.
     fn delay(&self, tat: &ExactMicros, now: Timestamp, cost: u64) -> Span {
         if !self.queue {
             return Span::ZERO;

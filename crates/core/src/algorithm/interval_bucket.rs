@@ -43,8 +43,8 @@ use crate::{
 pub(crate) struct IntervalState {
     /// The instant at which the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// The number of tokens that the refill at `full_at` adds. It is at least 1, and at most the
-    /// refill of the limit under which the state was written.
+    /// The number of tokens that the refill at `full_at` adds. This number is at least 1, and at
+    /// most the refill of the limit under which the state was written.
     pub(crate) last: u64,
 }
 
@@ -252,7 +252,7 @@ impl Counter for Interval {
     }
 
     /// If the number of missing tokens exceeds the capacity, reduces it to the capacity. The next
-    /// refill happens at most one interval after `at`, and the refills stay on the same schedule.
+    /// refill then happens at most one interval after `at`, on the same schedule of refills.
     fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
         let missing = self.missing(state, at);
         if missing.tokens > self.capacity.into() {

@@ -11,7 +11,7 @@
 //! - when the state *expires*: from then on, the state can be dropped without changing any
 //!   decision.
 //!
-//! To add a kernel, implement the trait [`Counter`] in a new file and add a line to the `kernels!`
+//! To add a kernel, implement the trait [`Counter`] in a new file, and add a line to the `kernels!`
 //! table at the end of this file.
 //!
 //! Kernels can rely on time never going backwards, because the store passes the latest instant it
@@ -61,8 +61,8 @@ use crate::time::{Span, Timestamp};
 pub(crate) struct LimitStatus {
     /// The maximum cost that would be admitted now.
     pub(crate) remaining: u64,
-    /// The time until the key has no spent units. After this time, the key is treated like a new
-    /// key.
+    /// The time until the key has no spent units. After this time, the store treats the key like a
+    /// new key.
     pub(crate) reset_after: Span,
 }
 
@@ -108,7 +108,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns how long `state` takes to drain in the terms in which it was written: the
+            /// Returns how long `state` takes to drain at the rate at which it was written: the
             /// time until this limit would admit `cost`, and the time until the state has no spent
             /// units. Returns `None` if [`Self::adopt`] keeps all spent units. Spent units are lost
             /// only if the new rate is slower than the old rate, or if the limit of a weighted
@@ -187,12 +187,12 @@ macro_rules! kernels {
 
             /// Converts a state written with other parameters, for example before the rules were
             /// reloaded. `old` is a copy of this kernel in the terms of the state (see
-            /// [`Self::in_terms`]). It is `None` if the terms are unknown or not needed.
+            /// [`Self::in_terms`]). `old` is `None` if the terms are unknown or not needed.
             ///
-            /// Spent units still count after the conversion. If it is unknown whether a unit is
-            /// still spent, the unit counts as spent. A state that exceeds the new limit is not
-            /// reduced, because servers with the old parameters may still share it. A denial under
-            /// the new limit must not change the count for those servers.
+            /// Spent units still count after the conversion. If the kernel cannot tell whether a
+            /// unit is still spent, the unit counts as spent. A state that exceeds the new limit is
+            /// not reduced, because servers with the old parameters may still share it. A denial
+            /// under the new limit must not change the count for those servers.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -208,7 +208,7 @@ macro_rules! kernels {
             }
 
             /// Returns a bit mask of the windows that deny `cost` now. Only the sliding window log
-            /// can have more than one window; all other kernels use only bit 0.
+            /// can have more than one window; all other kernels use bit 0.
             pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -235,9 +235,8 @@ macro_rules! kernels {
             /// back to `at`. The clamped state has at most as many spent units as a key that
             /// exhausted its limit at `at`.
             ///
-            /// A state not affected by the clock error does not change, unless it exceeds this
-            /// limit because it was written under a higher limit. In that case, the state is
-            /// reduced to this limit.
+            /// A state that the clock error did not affect changes only if it exceeds this limit
+            /// because it was written under a higher limit. Such a state is reduced to this limit.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
@@ -245,8 +244,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Drops units that affect no decision. Only states of limits that count denied
-            /// requests have such units.
+            /// Drops units that affect no decision. Only limits that count denied requests have
+            /// such units in their states.
             pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
@@ -435,8 +434,8 @@ macro_rules! kernels {
     };
 }
 
-/// The panic message if a kernel receives another kernel's state. This is impossible, because every
-/// state is checked with [`Kernel::is_compatible`] when it is loaded.
+/// The panic message if a kernel receives another kernel's state. The panic is impossible, because
+/// every state is checked with [`Kernel::is_compatible`] when it is loaded.
 const MISMATCH: &str = "a state that the kernel cannot use is converted when it is loaded";
 
 // The number at the start of each line identifies the kernel in snapshots.

@@ -35,8 +35,8 @@ pub enum Numbers<'l> {
     Window {
         /// The maximum number of units admitted in one window.
         limit: u64,
-        /// The maximum number of units counted in one window. It exceeds `limit` if denied requests
-        /// are counted in full.
+        /// The maximum number of units counted in one window. `most` exceeds `limit` if denied
+        /// requests are counted in full.
         most: u64,
         /// The alignment and the length of the windows.
         grid: &'l Window,
@@ -73,8 +73,8 @@ pub enum Numbers<'l> {
 }
 
 /// The units of measure of an algorithm's state, called its *terms*. If two limits have the same
-/// terms, a state written under one limit can be used under the other limit as it is. If their
-/// terms differ, the state must be converted first.
+/// terms, both limits can use the same state without a conversion. If the terms of two limits
+/// differ, a state of one limit must be converted before the other limit uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// GCRA, in which one unit lasts `numerator / denominator` microseconds, as a reduced fraction.

@@ -48,9 +48,9 @@ pub struct Outcome {
     pub retry_after: RetryAfter,
     /// How long to delay an admitted request. Only a queueing leaky bucket returns more than zero.
     pub delay: Span,
-    /// The number of units by which the count exceeds the limit after this decision. It is above 0
-    /// only for a fixed window that counts denied requests [in
-    /// full](crate::Limit::counting_in_full) or whose limit was lowered.
+    /// The number of units by which the count exceeds the limit after this decision. The excess is
+    /// above 0 only for a fixed window that counts denied requests [in
+    /// full](crate::Limit::counting_in_full), or whose limit was lowered.
     pub excess: u64,
 }
 

@@ -3,8 +3,8 @@
 //! This module implements the algorithm `sliding_window_counter` without `buckets`. The requests of
 //! the previous window are assumed to be spread evenly over that window. When a time `e` of the
 //! current window has elapsed, `prev * (W - e) / W` units of the previous window still count. A
-//! request of cost `n` is admitted if `prev * (W - e) + (cur + n) * W <= L * W`. This is computed
-//! with integers.
+//! request of cost `n` is admitted if `prev * (W - e) + (cur + n) * W <= L * W`. The computation
+//! uses only integers.
 //!
 //! ```text
 //!   │      prev       │   cur           │
@@ -155,8 +155,8 @@ impl Counter for WeightedWindow {
     }
 
     /// A conversion would lose spent units if the state has more units than the limit. The state
-    /// drains with its former window length, which is stored in the state: at the end of each
-    /// window, the units of the previous window are dropped.
+    /// drains with its former window length, which the state contains: at the end of each window,
+    /// the units of the previous window are dropped.
     fn drain(
         &self,
         _old: Option<&Self>,
@@ -278,8 +278,8 @@ impl Counter for WeightedWindow {
     }
 
     /// Returns the time until enough units have left the sliding window. Units of the previous
-    /// window leave during the current window. If these are not enough, units of the current window
-    /// must also leave, which happens during the next window.
+    /// window leave during the current window. If more units must leave, units of the current
+    /// window leave during the next window.
     fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

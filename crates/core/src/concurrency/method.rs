@@ -115,8 +115,8 @@ impl Method {
     }
 
     /// Returns the new limit, in fixed-point format, at the end of a measurement window. The limit
-    /// grows only if at least half of the limit was used. Otherwise, the window gives no
-    /// information about a higher limit.
+    /// grows only if at least half of the limit was used. If less than half of the limit was used,
+    /// the window gives no information about a higher limit.
     pub(super) fn next(
         &self,
         limit: &CurrentLimit,

@@ -60,8 +60,8 @@ impl MinLatency {
     /// The length of the pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
-    /// The time constant of an exponential moving average, in measurement windows. This average
-    /// updates the minimum latency while less than half of the limit is in use.
+    /// The time constant of an exponential moving average, in measurement windows. While less than
+    /// half of the limit is in use, this average updates the minimum latency.
     const SMOOTHING_WINDOWS: u128 = 50;
 
     /// After the limit is halved, requests are considered faster if their average latency is below

@@ -11,8 +11,8 @@
 //!                                         at the end of each window  ─▶ the next limit
 //! ```
 //!
-//! The caller counts the requests in flight, and reports each completed request. This module reads
-//! no clock and uses only integer arithmetic.
+//! The caller counts the requests in flight, and reports each completed request. This module does
+//! not read the clock, and uses only integer arithmetic.
 //!
 //! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) lowers the limit to 90% (by
 //!   default) after each measurement window with more than 1% of failed or slow requests. After any

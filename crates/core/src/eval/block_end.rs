@@ -4,13 +4,13 @@ use std::num::NonZeroU64;
 
 use crate::time::Timestamp;
 
-/// The end of a block: an instant, or never. It takes eight bytes, even in an option, so that
-/// charges stay small.
+/// The end of a block: an instant, or never. A `BlockEnd` takes eight bytes, even in an option, so
+/// that charges stay small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockEnd(NonZeroU64);
 
 impl BlockEnd {
-    /// The end of a block that lasts until it is removed. It is later than any other end.
+    /// The end of a block that lasts until it is removed. `NEVER` is later than any other end.
     pub const NEVER: Self = Self(NonZeroU64::MAX);
 
     /// Returns the end of a block that ends at `until`, or never if `until` is `None`.

@@ -20,8 +20,8 @@ impl Cost {
     ///
     /// # Errors
     ///
-    /// Rejects 0 and numbers over [`bounds::MAX_COUNT`]. To read the state of the limits without a
-    /// cost, use [`Effect::Look`].
+    /// Rejects 0 and numbers over [`bounds::MAX_COUNT`]. To read the state of the limits without
+    /// charging a cost, use [`Effect::Look`].
     pub fn new(units: u64) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_COUNT).contains(&units) {
             return Ok(Self(units));
@@ -46,9 +46,9 @@ pub struct RequestError {
     pub field: String,
     /// The description of the problem, with a valid alternative.
     pub problem: String,
-    /// The reason why the value is invalid. It names the rule that requires a valid value, for
-    /// example `this entry is part of the key of rule "login"`. Do not send the reason to clients
-    /// that must not know the rules.
+    /// The reason why the value is invalid. The text names the rule that requires a valid value,
+    /// for example `this entry is part of the key of rule "login"`. Do not send the reason to
+    /// clients that must not know the rules.
     pub cause: Option<String>,
 }
 
@@ -110,7 +110,7 @@ pub struct Charge<'a> {
     pub key: &'a [u8],
     /// The limits.
     pub limits: &'a Limits,
-    /// The cost, which is the same for every limit.
+    /// The cost, which is the same for all limits of the rule.
     pub cost: Cost,
     /// The longest time that a queueing limit may delay the request. A request that would wait
     /// longer is denied and does not enter the queue. If `None`, only the queue's capacity bounds
@@ -177,8 +177,8 @@ pub enum Effect {
     Look,
     /// Refunds the cost, beginning with the most recent charges. A refund never exceeds the charged
     /// units. No limit denies a refund, and every outcome describes the state after the refund. The
-    /// store can reject a refund with [`Decision::Full`](crate::Decision::Full) only if the limits
-    /// were changed since the charge and the converted state needs more memory.
+    /// store rejects a refund only with [`Decision::Full`](crate::Decision::Full), and only if the
+    /// limits were changed since the charge and the converted state needs more memory.
     ///
     /// A refund needs no receipt, so a caller that is allowed to send refunds can bypass the
     /// limits. Accept refunds only from trusted callers that refund only their own charges, such as

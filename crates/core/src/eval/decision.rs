@@ -26,12 +26,12 @@ pub enum Decision {
         /// The time from now until the block ends.
         retry_after: RetryAfter,
     },
-    /// The request is denied because the store is full and no sampled entry can be evicted. This is
-    /// also the decision if the store is unreachable and the rule's fallback policy is to deny.
+    /// The request is denied because the store is full and no sampled entry can be evicted. `Full`
+    /// is also the decision if the store is unreachable and the rule's fallback policy is to deny.
     /// Nothing was charged.
     ///
-    /// With [`RetryAfter::Never`], it is also the decision on a call with two charges on the same
-    /// key, because stores do not support repeated keys
+    /// `Full` with [`RetryAfter::Never`] is also the decision on a call with two charges on the
+    /// same key, because stores do not support repeated keys
     /// ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
         /// The time until the first of the sampled entries expires, or `Never` if the new entry is
@@ -41,8 +41,8 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// The decision on a call that no store can decide: it has two charges on the same key, or a
-    /// key or cost that exceeds a maximum.
+    /// The decision on a call that no store can decide, because two charges have the same key, or
+    /// because a key or cost exceeds a maximum.
     pub const UNDECIDABLE: Self = Self::Full {
         retry_after: RetryAfter::Never,
     };
@@ -66,10 +66,10 @@ impl Decision {
     }
 
     /// Returns the decision on `charges` if a [block by entries](crate::EntryBlocks) denies one of
-    /// them. If several are blocked, the decision names the charge whose block ends last. Returns
-    /// `None` if no charge is blocked, or if `effect` cannot deny a request.
+    /// them. If several charges are blocked, the decision names the charge whose block ends last.
+    /// Returns `None` if no charge is blocked, or if `effect` cannot deny a request.
     ///
-    /// Every store calls this function before it evaluates a limit, and before it calls a remote
+    /// Every store calls this function before evaluating a limit and before calling a remote
     /// database.
     #[must_use]
     #[inline]

@@ -1,4 +1,4 @@
-//! The evaluation of one charge, step by step. The steps are the same for every store.
+//! The evaluation of one charge, step by step. Every store evaluates a charge with these steps.
 
 use crate::{
     algorithm::Outcome,
@@ -67,9 +67,9 @@ impl<'a> Evaluation<'a> {
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
     }
 
-    /// Charges the cost if the request was admitted and these limits do not deny it. Otherwise,
-    /// charges only the limits that count denied requests, if any. `admitted` is the decision on
-    /// the whole request. Returns true if the state changed.
+    /// Charges the cost if the request was admitted and these limits do not deny it. If the cost is
+    /// not charged, charges only the limits that count denied requests, if any. `admitted` is the
+    /// decision on the whole request. Returns true if the state changed.
     #[inline]
     pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
         if admitted && self.denied == 0 {
@@ -77,7 +77,7 @@ impl<'a> Evaluation<'a> {
             self.charged = self.cost > 0;
             self.charged
         } else if admitted == self.limits.is_shadow() {
-            // The request is denied by these limits or by the limits of another charge. A rule in
+            // The request was denied by these limits or by the limits of another charge. A rule in
             // shadow mode counts a denial only if its own limits denied the request.
             let (cost, denied) = (self.cost, self.denied);
             self.limits

@@ -64,8 +64,8 @@ impl FallbackShare {
     /// to 0.
     #[must_use]
     pub fn of(self, limit: &Limit) -> Limit {
-        // The scaled limit can be invalid only if an extreme value was rounded. In that case, use
-        // the unscaled limit.
+        // The scaled limit can be invalid only if an extreme value was rounded. If the scaled limit
+        // is invalid, use the unscaled limit.
         self.0.of(limit).unwrap_or_else(|_| limit.clone())
     }
 }

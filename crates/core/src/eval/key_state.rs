@@ -40,10 +40,10 @@ impl KeyState {
         }
     }
 
-    /// Converts the state for other limits. Each kernel in `kernels` takes over the first state of
-    /// the same algorithm that no earlier kernel has taken over. If there is no such state, the
-    /// kernel starts with the state of a new key. The function `adopt` converts a state for a
-    /// kernel. It also receives the state's index.
+    /// Converts the state for other limits. Each kernel in `kernels` takes over the first remaining
+    /// state of the same algorithm. If there is no such state, the kernel starts with the state of
+    /// a new key. The function `adopt` converts a state for a kernel. `adopt` also receives the
+    /// index of the state.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,

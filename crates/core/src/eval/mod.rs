@@ -1,4 +1,4 @@
-//! Evaluation: checks a rule's limits for a key, and charges them. All stores use this code.
+//! Evaluation checks a rule's limits for a key, and charges them. All stores use this code.
 
 mod block_end;
 mod charge;

@@ -15,19 +15,19 @@
 //! - **GCRA.** The state is one instant, the theoretical arrival time (TAT). GCRA is equivalent to
 //!   a leaky bucket, in which charges drain one after another as time passes. Only the part of a
 //!   charge that has not drained can be refunded. Two lower bounds for this part are known. The
-//!   larger of the two is refunded. Costs are expressed as durations. The first bound is `cost -
-//!   (now - time of the charge)`, because a charge drains at most at the speed of the clock. The
-//!   second bound is `min(cost, TAT after the charge - later refunds of other charges - now)`.
-//!   Here, `TAT after the charge` is the TAT computed right after the charge. If nothing is
-//!   refunded, the charge has drained completely at this instant. Only refunds of earlier charges
-//!   make the charge drain earlier. A refund of the last charge affects no other charge. In a queue
-//!   that delays requests, only the last request can be refunded, because a refund must not change
-//!   the start times of later requests.
+//!   store refunds the larger of the two bounds. Costs are expressed as durations. The first bound
+//!   is `cost - (now - time of the charge)`, because a charge drains at most at the speed of the
+//!   clock. The second bound is `min(cost, TAT after the charge - later refunds of other charges -
+//!   now)`. `TAT after the charge` is the TAT computed right after the charge. Without refunds, the
+//!   charge has drained completely at this instant. Only refunds of earlier charges make the charge
+//!   drain earlier. A refund of the last charge affects no other charge. In a queue that delays
+//!   requests, only the last request can be refunded, because a refund must not change the start
+//!   times of later requests.
 //! - **Buckets refilled at intervals.** Tokens that refills may have added back since the charge
 //!   are not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only
 //!   concurrency slots are released, even if the limits have been changed back. Under the other
-//!   limits, the charge may have drained or been dropped.
+//!   limits, the charge may have drained, or the store may have dropped the charge.
 //! - **Concurrency slots.** A request that runs longer than its lease must renew the lease. After a
 //!   renewal, the slot counts as acquired at the time of the renewal. If the renewal is too late or
 //!   the store has lost the slot, the renewal acquires a free slot instead. If no slot is free, the
@@ -65,8 +65,8 @@ impl Receipt {
 /// The settlement of one charge after its request is finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
-    /// The number of units to refund, at most the cost. If it is 0, the whole cost stays charged.
-    /// In either case, all concurrency slots are released.
+    /// The number of units to refund, at most the cost. If `unused` is 0, the whole cost stays
+    /// charged. Settling always releases all concurrency slots.
     pub unused: u64,
 }
 
@@ -75,8 +75,8 @@ pub struct Settlement {
 pub enum Renewal {
     /// All concurrency slots are held, and their leases have been renewed.
     Held,
-    /// At least one concurrency slot is lost: its lease had expired or the store had lost it, and
-    /// no other slot was free.
+    /// At least one concurrency slot is lost: its lease expired or the store lost the slot, and no
+    /// other slot was free.
     Lost,
     /// The result is unknown: the store was unreachable, the state was not available, or the store
     /// had no memory to acquire a slot again. The caller can retry the renewal later.

@@ -1,4 +1,4 @@
-//! Support for stores that keep their keys' states in a remote database such as Redis.
+//! Support for stores that keep the states of keys in a remote database such as Redis.
 //!
 //! A remote store sends the parameters of the limits ([`numbers`]) to the database. The database
 //! decides with a few additions and comparisons, and replies with the state before the decision. A
@@ -34,13 +34,13 @@ pub struct GroupNumbers<'l> {
 }
 
 /// Returns the units of measure ([`Terms`]) of the states of `limits`, for each group of limits
-/// that share a state. The groups are in the same order as in [`numbers`].
+/// that share a state. [`numbers`] returns the groups in the same order.
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.groups().iter().map(|group| group.kernel.terms())
 }
 
 /// Returns the parameters for a request of `cost`, for each group of `limits` that share a state.
-/// Limits with the same [`terms`] have their groups in the same order.
+/// Two rules whose limits have the same [`terms`] have their groups in the same order.
 pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = GroupNumbers<'_>> {
     limits.groups().iter().map(move |group| GroupNumbers {
         numbers: group.kernel.numbers(cost.units()),
@@ -113,8 +113,8 @@ pub enum RemoteState {
     },
 }
 
-/// A second evaluation of a charge, on the state returned by a remote store. The steps and their
-/// order are the same as in the memory store.
+/// A second evaluation of a charge, on the state returned by a remote store. The replay and the
+/// memory store take the same steps in the same order.
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
@@ -150,7 +150,7 @@ impl<'a> Replay<'a> {
                 )
             }
         };
-        // A refund is applied to the converted state, which then replaces the former state.
+        // The state with the refund then replaces the former state.
         let drain_times = match effect {
             Effect::Refund => DrainTimes::default(),
             _ => drain_times,
@@ -214,8 +214,8 @@ impl<'a> Replay<'a> {
         &self.drain_times
     }
 
-    /// Returns the current states, one for each limit group, and when they expire. From then on,
-    /// the states can be dropped without changing any decision.
+    /// Returns the current states, one for each limit group, and when they expire. From this
+    /// instant on, dropping the states does not change any decision.
     #[must_use]
     pub fn states(&self) -> (Vec<RemoteState>, Timestamp) {
         let states = self
@@ -229,7 +229,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Returns when these states expire. From then on, the states can be dropped without changing any
+/// Returns when these states expire. From this instant on, dropping the states does not change any
 /// decision.
 #[must_use]
 pub fn expires(states: &[RemoteState]) -> Timestamp {

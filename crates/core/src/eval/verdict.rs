@@ -67,9 +67,8 @@ pub enum Source {
     Memory,
     /// Redis.
     Redis,
-    /// This process, without a call to Redis. Either Redis denied an earlier request for the key
-    /// and the retry time of that denial has not passed yet, or a [block by
-    /// entries](crate::EntryBlocks) denies the request.
+    /// This process, without a call to Redis. Either an earlier denial by Redis for the key is
+    /// cached, or a [block by entries](crate::EntryBlocks) denies the request.
     Cache,
     /// This node's share of the limits, used while Redis is unreachable.
     Local,
@@ -110,8 +109,8 @@ pub struct Line<'r> {
 }
 
 impl Line<'_> {
-    /// Returns whether the retry time is an estimate. For concurrency limits, it is not known when
-    /// a slot becomes free.
+    /// Returns whether the retry time is an estimate. The retry time is an estimate for concurrency
+    /// limits, because the store cannot know when a slot becomes free.
     #[must_use]
     pub fn is_retry_estimated(&self) -> bool {
         matches!(self.limit.algorithm(), Algorithm::Concurrency { .. })
@@ -156,9 +155,9 @@ pub struct Verdict<'r> {
     /// matched, the limit was sent with the request, or the store was full.
     pub rule: Option<&'r str>,
     /// The time until the same request would be admitted, or zero if the request is admitted. If
-    /// limits deny the request, this is their longest retry time. For a block, it is the time until
-    /// the block ends. For a full store, it is the estimated time until the store has memory for a
-    /// new key.
+    /// limits deny the request, `retry_after` is their longest retry time. For a block,
+    /// `retry_after` is the time until the block ends. For a full store, `retry_after` is the
+    /// estimated time until the store has memory for a new key.
     pub retry_after: RetryAfter,
     /// How long to delay an admitted request: the longest delay of the queueing limits that apply
     /// to it.
@@ -311,10 +310,10 @@ impl<'r> Verdict<'r> {
             && self.enforced_denials().all(Line::is_retry_estimated)
     }
 
-    /// Returns whether the request is denied only because the service is at its capacity. This is
-    /// the case if every limit that denies the request is a concurrency limit of a rule without a
-    /// key, and the request does not need more slots than the limit has. In this case, the client
-    /// has not exceeded a limit of its own.
+    /// Returns whether the request is denied only because the service is at its capacity. The
+    /// service is at its capacity if every limit that denies the request is a concurrency limit of
+    /// a rule without a key, and the request does not need more slots than the limit has. The
+    /// client itself has then not exceeded a limit.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         self.waits_for_slots() && self.enforced_denials().all(|line| line.service_wide)
@@ -340,9 +339,10 @@ impl<'r> Verdict<'r> {
     }
 
     /// Selects the tightest limit, and sets the verdict's rule and delay. If an enforced limit
-    /// denies the request, the tightest limit is the denying limit with the longest retry time.
-    /// Otherwise, it is the enforced limit with the fewest remaining units. Among limits with
-    /// equally many remaining units, it is the limit with the longest reset time.
+    /// denies the request, the tightest limit is the denying limit with the longest retry time. If
+    /// no enforced limit denies the request, the tightest limit is the enforced limit with the
+    /// fewest remaining units. Among limits with equally many remaining units, the tightest limit
+    /// is the limit with the longest reset time.
     fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines

@@ -13,7 +13,7 @@ pub use crate::time::MAX_PERIOD;
 /// The longest time that a bucket can take to fill or drain completely: 100 years of 365.25 days.
 pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
 
-/// The largest limit of a sliding window log. It bounds the memory per key.
+/// The largest limit of a sliding window log. This maximum bounds the memory per key.
 pub const MAX_LOG_LIMIT: u64 = 100_000;
 
 /// The longest time that a request can wait for a concurrency slot.

@@ -77,7 +77,7 @@ impl Limit {
     }
 }
 
-/// Parses a fixed window limit with the same anchor as `window`.
+/// Parses a fixed window limit that has the same anchor as `window`.
 fn in_window(text: &str, window: &Window) -> Result<LimitSpec, LimitError> {
     let spec = |text| LimitSpec::parse_shorthand(text, Some(AlgorithmName::FixedWindow));
     match window {

@@ -102,7 +102,7 @@ impl Limit {
         self
     }
 
-    /// If `count_denied` is true, denied requests are counted as well, so that a client that does
+    /// If `count_denied` is true, the limit also counts denied requests, so that a client that does
     /// not back off stays denied. This option has no effect on [`Algorithm::Concurrency`], because
     /// a denied request does not hold a slot.
     #[must_use]
@@ -115,8 +115,8 @@ impl Limit {
     /// Counts the full cost of each request that this limit denies, so that the count can exceed
     /// the limit. [`Outcome::excess`] reports by how many units the count exceeds the limit. A
     /// request denied only by other limits is not counted. Services that charge each descriptor of
-    /// a request separately, such as Envoy's `ratelimit`, count in this way. This option overrides
-    /// [`Self::counting_denied`].
+    /// a request separately, such as Envoy's `ratelimit`, also count the full cost. This option
+    /// overrides [`Self::counting_denied`].
     ///
     /// # Errors
     ///
@@ -364,8 +364,8 @@ fn fill_time(quota: u64, rate: Rate) -> Span {
 
 fn policy_text(algorithm: &Algorithm) -> String {
     match algorithm {
-        // Write the burst even if it is 0: a rate without a burst means a window limit, which
-        // admits the whole count at once.
+        // Always write the burst, even a burst of 0: a rate without a burst means a window limit,
+        // which admits the whole count at once.
         Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
         Algorithm::TokenBucket {
             capacity, refill, ..

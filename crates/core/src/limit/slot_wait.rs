@@ -4,7 +4,8 @@ use super::bounds::{MAX_SLOT_QUEUE, MAX_SLOT_WAIT, check_count};
 use crate::{error::LimitError, time::Span};
 
 /// How requests wait for a slot of a [concurrency limit](crate::Algorithm::Concurrency). A store
-/// itself never waits. Its caller waits, and retries the decision when a slot may be free.
+/// itself never waits. The caller of the store waits, and retries the decision when a slot may be
+/// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotWait {
     /// The longest wait time of a request.

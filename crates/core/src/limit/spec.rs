@@ -2,8 +2,8 @@
 //! validated.
 //!
 //! The rules file parser, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and
-//! build a limit from it. Only this module defines the meaning of the fields, the fields of each
-//! algorithm and the error messages.
+//! build a limit from it. Only this module defines the meaning of the fields, the fields that each
+//! algorithm has, and the error messages.
 
 use std::str::FromStr;
 
@@ -136,8 +136,8 @@ pub struct LimitSpec {
     pub lease: Option<Span>,
     /// The longest wait for a concurrency slot.
     pub wait: Option<Span>,
-    /// The maximum number of requests waiting for a concurrency slot per key. In the rules file,
-    /// this is the field `queue` of a concurrency limit; it defaults to
+    /// The maximum number of requests waiting for a concurrency slot per key. The rules file sets
+    /// this number with the field `queue` of a concurrency limit; the default is
     /// [`SlotWait::DEFAULT_QUEUE`].
     pub slot_queue: Option<u64>,
     /// The soft allowance, in percent of the limit. Requests that exceed the limit by at most this
@@ -341,8 +341,8 @@ impl LimitSpec {
     }
 
     /// Returns a copy of this spec with an algorithm filled in. The spec itself must not name an
-    /// algorithm. A spec with only `limit` and `window` is handled like the short notation.
-    /// Otherwise, the algorithm is inferred from the fields.
+    /// algorithm. A spec with only `limit` and `window` is handled like the short notation. In
+    /// every other spec, the fields determine the algorithm.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -375,8 +375,8 @@ impl LimitSpec {
     ///
     /// If the field `algorithm` is `None`, the other fields select the algorithm. A spec with only
     /// `limit` and `window` is handled like the short notation: `{limit: 20, window: 1min}` is the
-    /// same as `20/min`. Otherwise, the spec selects the only algorithm that takes all its fields.
-    /// For example, `rate` and `burst` select `gcra`.
+    /// same as `20/min`. For any other set of fields, the spec selects the only algorithm that has
+    /// all these fields. For example, `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
@@ -758,7 +758,7 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             capacity: Some(0),
             refill: Some(nothing),
-            // A bucket has no field `limit`. That must be the only error about `limit`.
+            // A bucket has no field `limit`, and this error must be the only error about `limit`.
             limit: Some(u64::MAX),
             soft: Some(2_000),
             ..LimitSpec::default()

@@ -98,9 +98,9 @@ fn repeated(tag: u8) -> u64 {
     u64::from(tag) * LOWEST
 }
 
-/// Returns a word in which the highest bit of each byte is set if that byte of `word` is zero. In a
-/// byte above the lowest zero byte, the bit can also be set although the byte is not zero.
-/// Therefore, a caller that uses more than the lowest of these bits must check each match.
+/// Returns a word in which the highest bit of each byte is set if that byte of `word` is zero. The
+/// bit can also be set in a nonzero byte, if a lower byte is zero. Therefore, a caller that uses
+/// more than the lowest set bit must check each match.
 #[inline]
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(LOWEST) & !word & HIGHEST

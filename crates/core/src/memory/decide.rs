@@ -35,8 +35,8 @@ impl MemoryStore {
     /// A call with two charges on the same key is rejected with [`Decision::UNDECIDABLE`], and
     /// nothing is charged. [`RuleSet::charges`] never creates two charges on the same key.
     ///
-    /// If a key's state was taken with [`Self::save_and_seal`], the decision is
-    /// [`Decision::SEALED`], and nothing is charged.
+    /// If [`Self::save_and_seal`] took a key's state, the decision is [`Decision::SEALED`], and
+    /// nothing is charged.
     ///
     /// [`RuleSet::charges`]: crate::RuleSet::charges
     pub fn check(
@@ -122,7 +122,7 @@ impl MemoryStore {
         receipt: Option<&mut Receipt>,
     ) -> Decision {
         let mut locked = LockedShards::lock(self, charges);
-        // Equal keys are in the same shard, so compare the keys only if two of them share a shard.
+        // Equal keys are in the same shard, so compare the keys only if two keys share a shard.
         if locked.share_a_shard() && has_repeated_key(charges) {
             return Decision::UNDECIDABLE;
         }

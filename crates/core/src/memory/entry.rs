@@ -102,7 +102,7 @@ impl Entry {
     }
 
     /// Returns whether the state was written under limits with `fingerprint`. Ignores the
-    /// [`Self::UNCLAMPED`] bit.
+    /// [`Self::UNCLAMPED`] bit of the entry.
     pub(super) fn was_left_under(&self, fingerprint: u32) -> bool {
         self.fingerprint & !Self::UNCLAMPED == fingerprint
     }
@@ -113,8 +113,7 @@ impl Entry {
     }
 
     /// Takes the state out of the entry, converts it to `limits` and, if it is marked as unclamped,
-    /// clamps it to `context.rewound`. The caller must call [`Self::put`] before it releases the
-    /// shard's lock.
+    /// clamps it to `context.rewound`. Call [`Self::put`] before releasing the shard's lock.
     #[inline]
     pub(super) fn take(&mut self, limits: &Limits, context: LoadContext) -> LoadedState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
@@ -137,8 +136,8 @@ impl Entry {
         let mut loaded = limits.load(key_state, fingerprint, context.now, context.cost);
         limits.clamp(&mut loaded.key_state, context.rewound);
         if let Some(former) = &mut loaded.former {
-            // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, it must be
-            // clamped later. The times until the former state has drained were computed before
+            // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, a later load
+            // must clamp the state. The drain times of the former state were computed before
             // clamping, so drop these times.
             former.fingerprint = self.fingerprint;
             former.drain_times.clear();
@@ -147,8 +146,8 @@ impl Entry {
     }
 
     /// Takes the state out of the entry without converting or clamping it. Returns a fresh state of
-    /// `limits` if the state is already checked out. The caller must call [`Self::put`] before it
-    /// releases the shard's lock.
+    /// `limits` if the state is already checked out. Call [`Self::put`] before releasing the
+    /// shard's lock.
     pub(super) fn take_as_left(&mut self, limits: &Limits) -> KeyState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
         packed.unpack().unwrap_or_else(|| limits.fresh())
@@ -179,9 +178,9 @@ impl Entry {
     }
 
     /// Returns whether a read-only decision can charge the state itself and undo the charge
-    /// afterwards. This avoids copying a possibly large state. Only a state written under `limits`
-    /// can be lent to the decision in this way, because it does not have to be converted or
-    /// clamped.
+    /// afterwards. Undoing the charge avoids a copy of a possibly large state. Only a state written
+    /// under `limits` can be lent to the decision in this way, because a lent state is neither
+    /// converted nor clamped.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
             && self.fingerprint == limits.fingerprint()

@@ -17,8 +17,8 @@ const HOMES_PER_CALL: usize = 16_384;
 /// The number of home slots visited per lock of a shard.
 const HOMES_PER_LOCK: usize = 512;
 
-/// Each lock of a shard counts as at least this number of visited home slots. Therefore, one call
-/// takes at most 256 locks.
+/// A call counts at least this number of visited home slots for each lock of a shard. Therefore,
+/// one call takes at most 256 locks.
 const MIN_HOMES_PER_LOCK: usize = 64;
 
 /// A position in a key listing. The default is the beginning.
@@ -65,8 +65,8 @@ impl MemoryStore {
             let (mut found, next) = (range.keys, range.next);
             found.sort_unstable();
             let room = most - page.keys.len();
-            // Put all keys with the same hash on one page, because a position cannot distinguish
-            // them.
+            // Put all keys with the same hash on one page, because the position for the next page
+            // is a hash.
             let last = found.get(room.saturating_sub(1)).map(|(hash, _)| *hash);
             let rest = last.and_then(|last| found.iter().position(|(hash, _)| *hash > last));
             let next = match rest {
@@ -215,8 +215,8 @@ mod tests {
         }
     }
 
-    /// Insertions and removals move entries and rebuild the hash tables. Even so, a key that stays
-    /// in the store is listed exactly once.
+    /// Insertions and removals move entries and rebuild the hash tables. Nevertheless, a key that
+    /// stays in the store is listed exactly once.
     #[test]
     fn a_key_that_stays_is_listed_once_while_others_come_and_go() {
         let keys = Keys::new();

@@ -63,8 +63,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
-        // Each shard knows only the latest instant that it has seen itself, so use the latest
-        // instant of all these shards.
+        // Each shard knows only the latest instant that it has seen itself, so use the latest of
+        // all shards' instants.
         let latest = self
             .guards
             .iter_mut()

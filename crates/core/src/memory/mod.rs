@@ -1,12 +1,12 @@
-//! The in-memory store for rate limit states. It is sharded, has a maximum number of keys and
-//! bytes, and is exact under concurrent use.
+//! The in-memory store for rate limit states. The store is sharded, has a maximum number of keys
+//! and bytes, and is exact under concurrent use.
 //!
 //! A key's hash selects its shard, and the shard's lock protects the key's state. A decision over
-//! several keys locks their shards in ascending order. It writes all states back before it unlocks
-//! any shard, so other decisions do not see a partial update. There is no background task to remove
-//! expired entries. Instead, every insertion, and every 64th decision of a shard, scans a few slots
-//! and drops expired entries. An insertion into a full shard scans a few more entries
-//! (`shard::eviction`).
+//! several keys locks their shards in ascending order. The decision writes all states back before
+//! it unlocks any shard, so other decisions do not see a partial update. There is no background
+//! task to remove expired entries. Instead, every insertion, and every 64th decision of a shard,
+//! scans a few slots for expired entries and drops these entries. An insertion into a full shard
+//! scans a few more entries (`shard::eviction`).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -33,8 +33,8 @@
 //!                             unlock ─▶ Admitted or Limited
 //! ```
 //!
-//! Most decisions take a fast path. If the rule has a single plain GCRA limit and the key has an
-//! entry, the state in the entry is updated [in place](shard::Shard::step_in_place). The fast path
+//! Most decisions take a fast path. The fast path updates the state in the key's entry [in
+//! place](shard::Shard::step_in_place), if the rule has a single plain GCRA limit. The fast path
 //! gives the same results as the steps above.
 
 mod ctrl_bytes;
@@ -100,8 +100,8 @@ pub struct MemoryBounds {
     ///
     /// The memory for manual blocks is not included, so that an operator can still block a client
     /// that fills the store. There are at most [`bounds::MAX_BLOCKS`] blocks. A block takes about
-    /// 150 bytes, plus its key, its reason and the name of its rule. Each entry in the rule's key
-    /// adds 16 bytes and its name.
+    /// 150 bytes, plus its key, its reason and the name of its rule. Each entry name in the rule's
+    /// key adds 16 bytes and the length of the name.
     pub max_bytes: usize,
     /// The policy when the store is full; default [`WhenFull::Evict`].
     pub when_full: WhenFull,
@@ -151,13 +151,13 @@ pub struct MemoryStats {
     /// The number of charges admitted without being counted because the store was full
     /// ([`WhenFull::Allow`]).
     pub admitted_when_full: u64,
-    /// The bytes currently used by the refund ledgers, which record recent refunds. They are not
-    /// part of `bytes`. Each shard has a ledger of at most 64 KiB. A ledger that reaches this size
-    /// is shrunk or cleared.
+    /// The bytes currently used by the refund ledgers, which record recent refunds. `bytes` does
+    /// not include the ledgers. Each shard has a ledger of at most 64 KiB. When a ledger reaches
+    /// this size, the store shrinks or clears the ledger.
     pub ledger_bytes: usize,
     /// The current number of manual blocks. An expired block is counted until the store removes it.
-    /// The store removes it when a charge on its key is decided, when blocks are listed, or when a
-    /// new block needs the space.
+    /// The store removes an expired block when it decides a charge on the block's key, when it
+    /// lists blocks, or when a new block needs the space.
     pub blocks: usize,
 }
 
@@ -204,7 +204,8 @@ impl Block {
     }
 }
 
-/// Information for operators that is stored with a block. It does not affect decisions.
+/// Information for operators that is stored with a block. The information does not affect
+/// decisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockNote<'a> {
     /// The reason for the block, at most [`bounds::MAX_REASON_BYTES`].
@@ -246,7 +247,7 @@ pub struct MemoryStore {
     shards: Box<[AlignedShard]>,
 }
 
-/// A shard on cache lines of its own, to avoid false sharing between threads that use different
+/// A shard on its own cache lines, to avoid false sharing between threads that use different
 /// shards.
 #[derive(Debug)]
 #[repr(align(128))]
@@ -305,8 +306,8 @@ impl MemoryStore {
         }
     }
 
-    /// Drops the state of `key`, which is then treated like a new key. Returns true if the store
-    /// had a state for `key`. A block on the key remains. Has no effect after
+    /// Drops the state of `key`, so that the key is treated like a new key. Returns true if the
+    /// store had a state for `key`. A block on the key remains. Has no effect after
     /// [`Self::save_and_seal`].
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
@@ -389,8 +390,8 @@ impl MemoryStore {
     /// Returns the remaining duration of this store's `block` at `now`; `None` if the block has no
     /// end.
     ///
-    /// Like [`Self::block`], this function uses the latest instant seen by the key's shard if the
-    /// clock was set back by at most 10 seconds. Therefore, the result never exceeds the span for
+    /// If the clock was set back by at most 10 seconds, this function uses the latest instant seen
+    /// by the key's shard, like [`Self::block`]. Therefore, the result never exceeds the span for
     /// which the key was blocked.
     #[must_use]
     pub fn time_left(&self, block: &Block, now: Timestamp) -> Option<Span> {
@@ -517,9 +518,9 @@ mod tests {
                 // bits.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
-            // The averages are 1,024 keys in a shard and 16 in a home slot. The bounds below are
-            // five and ten standard deviations above these averages, and are practically never
-            // exceeded by chance.
+            // The averages are 1,024 keys in a shard and 16 in a home slot. The maxima below are
+            // five and ten standard deviations above these averages, and chance practically never
+            // exceeds them.
             let (fullest, nearest) = (shards.iter().max(), homes.iter().max());
             assert!(fullest < Some(&1_184), "{seed} {:?}: {fullest:?}", shape(7));
             assert!(nearest < Some(&56), "{seed} {:?}: {nearest:?}", shape(7));

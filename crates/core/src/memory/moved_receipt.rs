@@ -49,7 +49,7 @@ impl MemoryStore {
         charged.map(record).collect()
     }
 
-    /// Prepares this store for receipts of another store, whose refund ledger is not known.
+    /// Prepares this store for receipts of another store whose refund ledger is not known.
     pub fn forget_refunds(&self, now: Timestamp) {
         for shard in &self.shards {
             shard.0.lock().cold.ledger.forget_shifts(now);
@@ -59,8 +59,8 @@ impl MemoryStore {
 
 impl Receipt {
     /// Creates a receipt from the records that [`MemoryStore::move_receipt`] of another store has
-    /// returned. Returns `None` if a record is not valid. The store of this process must have
-    /// restored the snapshot of the other store.
+    /// returned. Returns `None` if a record is not valid. This store must have restored the
+    /// snapshot of the other store.
     #[must_use]
     pub fn from_moved(records: &[Vec<u8>]) -> Option<Self> {
         let decoded = records.iter().map(|record| {

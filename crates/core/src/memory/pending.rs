@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// The location of a charge's key, and whether the shard has room for the memory that the charge
-/// adds. If there is no room, the charge is admitted but not counted
+/// adds. If the shard does not have room, the charge is admitted but not counted
 /// ([`WhenFull::Allow`](super::WhenFull::Allow)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EntryLocation {
@@ -39,8 +39,8 @@ pub(super) struct PendingCharge<'c> {
     pub(super) charge: &'c Charge<'c>,
     pub(super) location: KeyLocation,
     pub(super) evaluation: Evaluation<'c>,
-    /// The state as written under other limits, before conversion. `Some` if this state must be put
-    /// back unchanged because the conversion lost spent units.
+    /// The state as written under other limits, before conversion. `Some` if the former state must
+    /// be put back unchanged because the conversion lost spent units.
     pub(super) former: Option<Box<FormerState>>,
     /// If the state was converted, the instant at which the last unit charged under other limits
     /// expires; otherwise zero. The converted state is written back only if `former` is `None`.
@@ -63,8 +63,8 @@ impl PendingCharge<'_> {
         if let Some(before) = &mut self.lent {
             *before = Limits::before_charge(&self.evaluation.key_state);
         }
-        // A state that exceeds a limit is kept until it has drained below that limit, even if
-        // denied requests are counted.
+        // A state that exceeds a limit stays in the store until it has drained below that limit,
+        // even if denied requests are counted.
         let is_replaced = |former: &FormerState| former.drain_times.is_empty();
         if self.former.as_deref().is_some_and(is_replaced) && self.evaluation.is_written(admitted) {
             self.former = None;

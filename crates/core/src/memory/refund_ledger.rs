@@ -13,11 +13,11 @@ use crate::{
 
 /// A shard's refund ledger.
 ///
-/// The ledger has a maximum size. When it is full, it drops all shifts, and the records of
-/// conversions that refunds no longer need. Without the shifts, the refund of an earlier charge is
-/// computed from the elapsed time alone; it is never too large, but sometimes too small. If the
-/// ledger is still more than half full, it is cleared. Charges made before the ledger was cleared
-/// are not refunded at all, because any key's state may have been converted.
+/// The ledger has a maximum size. A full ledger drops all shifts, and the records of conversions
+/// that refunds no longer need. Without the shifts, the elapsed time alone determines the refund of
+/// an earlier charge; such a refund is never too large, but sometimes too small. If the ledger is
+/// still more than half full, it is cleared. The store refunds no charge made before the ledger was
+/// cleared, because any key's state may have been converted since.
 #[derive(Debug, Default)]
 pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
@@ -35,8 +35,8 @@ pub(super) struct RefundLedger {
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyRefunds {
     /// The time, in microseconds, by which refunds have shifted each of the key's states since the
-    /// latest conversion. A key has one state per limit, except that its sliding window logs share
-    /// one state.
+    /// latest conversion. A key has one state per limit, except that sliding window logs share one
+    /// state.
     pub(super) shifts: Box<[u64]>,
     /// The ID of the latest conversion of the key's state to other limits; 0 for none.
     pub(super) conversion: u64,
@@ -47,7 +47,7 @@ pub(super) struct KeyRefunds {
 struct LedgerEntry {
     refunds: KeyRefunds,
     /// The instant at which the last unit charged before the latest conversion expires. After this
-    /// instant, refunds no longer need the record of the conversion.
+    /// instant, no refund needs the record of the conversion.
     converted_until: Timestamp,
 }
 
@@ -58,7 +58,7 @@ const MAX_BYTES: usize = 64 << 10;
 const ENTRY_BYTES: usize = 72;
 
 /// The maximum age of a charge for which the ledger reports the refunds made since that charge. The
-/// Redis store keeps its ledgers for the same time.
+/// Redis store keeps its refund ledgers for the same time.
 const MAX_CHARGE_AGE: Span = Span::from_secs(60);
 
 impl RefundLedger {
@@ -70,7 +70,8 @@ impl RefundLedger {
     }
 
     /// Returns whether the state of `key` was, or may have been, converted to other limits since
-    /// the charge `charged`. Under the other limits, the charge may have drained or been dropped.
+    /// the charge `charged`. Under the other limits, the charge may have drained, or the store may
+    /// have dropped the charge.
     pub(super) fn is_converted_since(
         &self,
         key: &[u8],
@@ -113,7 +114,7 @@ impl RefundLedger {
     }
 
     /// Returns by how many microseconds the state with index `number` of `key` has been shifted
-    /// since the charge `charged`. Returns `None` if this is unknown.
+    /// since the charge `charged`. Returns `None` if the ledger does not contain this information.
     pub(super) fn shift_since(
         &self,
         key: &[u8],
@@ -293,16 +294,16 @@ mod tests {
         }
     }
 
-    /// The charge on `key` would not be refunded if the other keys' conversions caused the ledger
-    /// to be cleared.
+    /// If the other keys' conversions caused the ledger to be cleared, the charge on `key` would
+    /// not be refunded.
     #[test]
     fn conversions_without_units_left_cancel_no_refund_of_other_keys() {
         let (mut ledger, before) = (RefundLedger::default(), 1);
         let before = charged(&ledger, before);
         for number in 0..20_000_u64 {
             let now = Timestamp::from_micros(2 + number);
-            // Each conversion must stay recorded for a while, unless its units have already
-            // expired.
+            // Unless its units have already expired, each conversion must stay recorded for a
+            // while.
             let until = Timestamp::from_micros(2 + number + number % 200);
             ledger.enter_conversion(&number.to_le_bytes(), now, until);
             assert!(ledger.bytes <= MAX_BYTES);

@@ -39,10 +39,10 @@ impl MemoryStore {
     ///   released, even if the state was converted back.
     /// - Limits that count denied requests refund nothing, unless they count them [in
     ///   full](crate::Limit::counting_in_full) or are in shadow mode.
-    /// - After a [`reset`](Self::reset) or an eviction, there is nothing left to refund. If the key
-    ///   was charged again at the same instant or in the same window, the new units cannot be
-    ///   distinguished from the original units. In that case, the refund can remove new units
-    ///   instead, up to the same number.
+    /// - After a [`reset`](Self::reset) or an eviction, no units are left to refund. If the key was
+    ///   charged again at the same instant or in the same window, the new units cannot be
+    ///   distinguished from the original units. The refund can then remove new units instead, up to
+    ///   the same number.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -64,7 +64,7 @@ impl MemoryStore {
     }
 
     /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`. The
-    /// new leases start at `now`. Call this before the old leases expire.
+    /// new leases start at `now`. Call this method before the old leases expire.
     ///
     /// If a concurrency slot has been lost, it is acquired again, provided that the limits in
     /// `charges` have a free slot and the store has room.
@@ -126,8 +126,9 @@ impl Shard {
         Renewal::of(are_held)
     }
 
-    /// Renews leases on the general path, which can allocate memory. This path is needed if the key
-    /// has no live entry, its state is unclamped, or its list of leases may have to grow.
+    /// Renews leases on the general path, which can allocate memory. The general path is needed if
+    /// the key has no live entry, if its state is unclamped, or if its list of leases may have to
+    /// grow.
     fn renew_with_growth(
         &mut self,
         charge: &Charge<'_>,

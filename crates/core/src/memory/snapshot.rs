@@ -2,8 +2,8 @@
 //!
 //! This crate does no file I/O. This module returns the bytes of one shard at a time, and restores
 //! a store from the bytes of any number of shards. A shard's lock is held only while its bytes are
-//! copied. The caller writes the bytes to a file and adds a checksum. Even so, this module checks
-//! every length in the bytes.
+//! copied. The caller writes the bytes to a file and adds a checksum. Nevertheless, this module
+//! checks every length in the bytes.
 
 use super::{
     BlockNote, MemoryStore,
@@ -35,8 +35,8 @@ impl std::error::Error for SnapshotError {}
 
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
-/// The tag of a time record: when the following records were written. Each part starts with a time
-/// record.
+/// The tag of a time record: when the following records were written. Each part of a snapshot
+/// starts with a time record.
 const TIME: u8 = 3;
 /// The tag of a block that is stored with its rule. Blocks without a rule, and all blocks written
 /// by earlier versions, have the tag [`BLOCK`].
@@ -59,9 +59,9 @@ impl MemoryStore {
         save_shard(&mut self.shards[part].0.lock(), now, out);
     }
 
-    /// Like [`Self::save`], and seals the part in the same step: from then on, decisions on its
-    /// keys are [`Decision::SEALED`](crate::Decision::SEALED), so another store that restores the
-    /// snapshot is the only one that decides on them. No charge is lost and none is made twice.
+    /// Like [`Self::save`], but also seals the part: from then on, decisions on its keys are
+    /// [`Decision::SEALED`](crate::Decision::SEALED). Therefore, only another store that restores
+    /// the snapshot decides on these keys, and no charge is lost or made twice.
     ///
     /// # Panics
     ///
@@ -72,7 +72,7 @@ impl MemoryStore {
         save_shard(&mut shard, now, out);
     }
 
-    /// Lets this store decide on all keys again, because no other store has taken them over.
+    /// Lets this store decide on all keys again, because no other store has taken over the keys.
     pub fn unseal(&self) {
         for shard in &self.shards {
             shard.0.lock().is_sealed = false;
@@ -80,12 +80,11 @@ impl MemoryStore {
     }
 
     /// Restores any number of parts written by [`Self::save`], in any order. Returns the number of
-    /// restored keys. [`Self::restore_parts`] does the same for parts that are not adjacent in
-    /// memory.
+    /// restored keys. For parts that are not adjacent in memory, use [`Self::restore_parts`].
     ///
     /// If the snapshot's time is more than 10 seconds after `now`, the clock was ahead when the
-    /// snapshot was written, or has been set back since. In that case, the instants of all keys and
-    /// blocks are moved back by the difference. Each key keeps its spent units from the time of the
+    /// snapshot was written, or has been set back since. The instants of all keys and blocks are
+    /// then moved back by the difference. Each key keeps its spent units from the time of the
     /// snapshot, but at most as many as its limits allow now.
     ///
     /// A key is skipped if it is already in the store, has expired, or does not fit. A block is
@@ -94,7 +93,7 @@ impl MemoryStore {
     ///
     /// # Errors
     ///
-    /// Returns a [`SnapshotError`] if the bytes are invalid. In that case, nothing is restored.
+    /// Returns a [`SnapshotError`] if the bytes are invalid. Restores nothing if there is an error.
     pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
         self.restore_parts(&[bytes], now)
     }
@@ -103,8 +102,8 @@ impl MemoryStore {
     ///
     /// # Errors
     ///
-    /// Returns a [`SnapshotError`] if a part is invalid, with the offset in that part. In that
-    /// case, nothing is restored, not even from the valid parts.
+    /// Returns a [`SnapshotError`] if a part is invalid, with the offset in that part. Restores
+    /// nothing if there is an error, not even the valid parts.
     pub fn restore_parts(&self, parts: &[&[u8]], now: Timestamp) -> Result<usize, SnapshotError> {
         // Validate all parts before restoring anything.
         for part in parts {
@@ -194,8 +193,9 @@ fn read<'b>(
         let record = input.record(ahead).ok_or(SnapshotError { offset })?;
         if let Record::Time(written) = record {
             let lead = written.since(now);
-            // A difference of up to 10 seconds is normal clock skew between machines. It is not
-            // corrected here: until `now` has caught up, the store acts as if time stood still.
+            // A difference of up to 10 seconds is normal clock skew between machines. The store
+            // does not correct this difference: until `now` has caught up, the store acts as if
+            // time stood still.
             ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
         }
         take(record);
@@ -260,7 +260,7 @@ impl<'b> Input<'b> {
                 states.for_each(|state| state.move_back(ahead));
                 let mut entry = Entry::new(key, key_state, fingerprint, is_hot);
                 // A window aligned to the epoch or to a calendar cannot be moved back exactly, so
-                // the state is also clamped when it is next loaded.
+                // the next load of the state also clamps the state.
                 entry.mark_unclamped();
                 Some(Record::Key(entry))
             }

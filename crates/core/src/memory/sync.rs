@@ -3,8 +3,8 @@
 //! A shard is locked for a few tens of nanoseconds. Unlocking a spin lock takes one plain store.
 //! Unlocking a parking lock requires a check for parked threads, which takes longer than a shard is
 //! usually locked. A waiting thread doubles its pause after each attempt, so that it does not take
-//! the cache line from the lock holder. After a few attempts, it yields its core, in case the
-//! holder was preempted.
+//! the cache line from the lock holder. After a few attempts, a waiting thread yields its core, in
+//! case the lock holder was preempted.
 
 #[cfg(loom)]
 use loom::sync;

@@ -1,5 +1,5 @@
-//! A shard's hash table. It uses open addressing with linear probing. Entries are stored inline,
-//! and a separate array has one control byte per slot, as in a Swiss table.
+//! A shard's hash table. The table uses open addressing with linear probing. Entries are stored
+//! inline, and a separate array has one control byte per slot, as in a Swiss table.
 //!
 //! The control bytes, here called tags, hold part of each entry's hash. A lookup compares eight
 //! tags at a time. The tags of a million keys fit in the CPU caches, so a lookup causes only one
@@ -12,8 +12,8 @@
 //! shard stays locked during the move, which takes time proportional to the shard's number of keys.
 //! In a full store of the default size, a shard has about 39,000 keys.
 //!
-//! A general-purpose hash table offers neither prefetching nor such a low peak memory usage. With
-//! this table, a GCRA key takes 60.2 bytes, even at the peak. With governor's DashMap, it takes
+//! A general-purpose hash table offers neither prefetching nor such a low peak memory usage. A GCRA
+//! key takes 60.2 bytes in this table, even at the peak. In governor's DashMap, a GCRA key takes
 //! 101.4 bytes, and 103.1 bytes at the peak (`bench/results/memory.md`, acf2ad4). No comparison
 //! with `hashbrown` was recorded.
 
@@ -52,24 +52,24 @@ pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
 /// occupied, the store is treated as full for the new key.
 ///
-/// A home slot practically never becomes this crowded by chance. With seven of eight slots
-/// occupied, a run of `n` slots without a vacancy has a probability of about `exp(-n / 118)`. For
-/// 4,096 slots, the probability is less than 10^-15 per home slot. Therefore, a new key is rejected
-/// only if an attacker has found keys with neighboring hashes. The random seed of the hash function
-/// does not rule out this attack: an attacker who can measure how long decisions take can still
-/// find such keys.
+/// By chance, a run of slots from one home slot practically never becomes this long. With seven of
+/// eight slots occupied, a run of `n` slots without a vacancy has a probability of about `exp(-n /
+/// 118)`. For 4,096 slots, the probability is less than 10^-15 per home slot. Therefore, the table
+/// practically rejects a new key only if an attacker has found keys with neighboring hashes. The
+/// random seed of the hash function does not rule out this attack: an attacker who can measure how
+/// long decisions take can still find such keys.
 ///
 /// The maximum distance limits the damage done by keys that share a home slot. A new key is
 /// inserted at most 4,096 slots from its home slot, and is rejected only if all of these slots are
 /// occupied. An attacker would have to fill the store to have all new keys rejected.
 ///
-/// This constant does not bound the time of a lookup, which scans the tags from the key's home slot
-/// to the next vacant slot. An attacker who knows the hashes can create a long run of occupied
-/// slots. A key with a home slot near the end of the run extends the run, although the key is close
-/// to its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
-/// the length of the run. A lookup in the run compares eight tags at a time, and also compares the
-/// key of each entry with a matching tag. Therefore, its time is proportional to the length of the
-/// run.
+/// `FARTHEST` does not bound the time of a lookup, which scans the tags from the key's home slot to
+/// the next vacant slot. An attacker who knows the hashes can create a long run of occupied slots.
+/// A key with a home slot near the end of the run extends the run, although the key is close to its
+/// home slot. The attacker needs one live key per slot, and only the shard's capacity limits the
+/// length of the run. A lookup in the run compares eight tags at a time, and also compares the key
+/// of each entry with a matching tag. Therefore, the lookup time is proportional to the length of
+/// the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
@@ -102,7 +102,8 @@ impl Table {
         (chunks_with_spare(homes) - chunks_with_spare(self.homes)) * CHUNK_BYTES
     }
 
-    /// Returns the slot of the entry of `key`. It is valid until the next insertion or removal.
+    /// Returns the slot of the entry of `key`. The slot number is valid until the next insertion or
+    /// removal.
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let home = self.home(hash);
         self.prefetch_slot(home);
@@ -126,8 +127,8 @@ impl Table {
         self.get_mut(slot)
     }
 
-    // This function is not inlined, so that the common path in `find_mut` stays small and can be
-    // inlined as a whole.
+    // This function is not inlined, so that the compiler can inline the small common path in
+    // `find_mut` as a whole.
     #[inline(never)]
     fn look_for(&self, tag: u8, home: usize, key: &[u8]) -> Option<usize> {
         self.ctrl.find(tag, home, |slot| self.is_of(slot, key))
@@ -164,7 +165,7 @@ impl Table {
 
     /// Returns whether the run of occupied slots from the home slot of `hash` on is too long to
     /// insert another key. `new_keys` is the number of keys that one decision inserts, including
-    /// this key. Each of them can extend the run by one slot.
+    /// this key. Each new key can extend the run by one slot.
     pub(super) fn is_crowded(&self, hash: u64, new_keys: usize) -> bool {
         let home = self.home(hash);
         self.ctrl.vacant(home) - home + new_keys > FARTHEST
@@ -228,8 +229,8 @@ impl Table {
     ///
     /// Home slots are in the order of the hashes, whatever the size of the table. Therefore, if the
     /// next call starts at the returned hash, the two calls together visit each entry once, even if
-    /// the table was rebuilt between them. There is one exception: an entry with the same home slot
-    /// as the returned hash, but a lower hash, can be visited twice.
+    /// the table was rebuilt between the calls. The one exception is an entry whose home slot is
+    /// that of the returned hash, but whose hash is lower: the calls can visit this entry twice.
     pub(super) fn visit_homes(
         &self,
         hash: u32,
@@ -333,7 +334,7 @@ fn tag(hash: u64) -> u8 {
 }
 
 /// Returns whether a table with `homes` home slots is at most seven eighths full with `entries`
-/// entries. This load factor keeps probe sequences short and finite.
+/// entries. A load factor of at most seven eighths keeps probe sequences short and finite.
 fn has_room(homes: usize, entries: usize) -> bool {
     entries * 8 <= homes * 7
 }
@@ -434,8 +435,8 @@ mod tests {
                     None if add => {
                         let (more, before) = (table.growth_bytes(1), table.heap_bytes());
                         table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
-                        // In this test, many keys share a home slot, and can overflow beyond the
-                        // one spare chunk that is counted.
+                        // In this test, many keys share a home slot, so entries can overflow beyond
+                        // the one spare chunk that is counted.
                         let has_run_over = table.chunks.len() > chunks_with_spare(table.homes);
                         prop_assert!(has_run_over || table.heap_bytes() <= before + more);
                         model.insert(key, ());

@@ -20,7 +20,7 @@ use crate::{
 
 const MINUTES_A_DAY: u16 = 24 * 60;
 
-/// A range of times of day. If its end is earlier than its start, it ends on the next day.
+/// A range of times of day. If the end is earlier than the start, the range ends on the next day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hours {
     /// The start in minutes since local midnight, less than a day.

@@ -3,8 +3,9 @@
 //! A rule applies only to requests that have every entry of its key. If a trusted component sets
 //! the entries, clients cannot bypass the rule. A client that sets an entry itself can bypass the
 //! rule. For example, a rule with the API key as its key does not limit clients that leave out
-//! their API key. To prevent a bypass, add a catch-all rule. It must apply to all requests to which
-//! the first rule applies, and its key must consist of entries that clients cannot leave out.
+//! their API key. To prevent a bypass, add a catch-all rule. The catch-all rule must apply to all
+//! requests to which the first rule applies, and clients must not be able to leave out the entries
+//! of its key.
 
 use super::{Pattern, Rule, pattern::Kind};
 
@@ -153,8 +154,7 @@ mod tests {
     }
 
     /// Regression test: an exact value that contains a star was considered equal to the glob with
-    /// the same text, so a catch-all rule that applies to fewer requests seemed to prevent the
-    /// bypass.
+    /// the same text, so the lint missed a bypass.
     #[test]
     fn an_exact_value_with_a_star_does_not_imply_the_glob() {
         let (exact, glob) = (

@@ -86,8 +86,7 @@ impl When {
         self.holds(request, now, &mut Work::unbounded())
     }
 
-    /// Returns true if there are no conditions and no schedule, in which case every request
-    /// matches.
+    /// Returns true if every request matches, because there are no conditions and no schedule.
     #[must_use]
     pub fn is_always(&self) -> bool {
         self.conditions.is_empty() && self.schedule.is_none()

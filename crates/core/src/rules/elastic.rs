@@ -58,7 +58,7 @@ impl UnusedShare {
 
 /// The parent charges of elastic rules; the charges of the elastic rules are their children. A
 /// child may exceed its own limits if a large enough percentage of its parent's limits is unused,
-/// so the parents must be read before the children are decided.
+/// so the caller must read the parents before it decides the children.
 ///
 /// Reading a parent does not reserve anything. Whether a child may exceed its limits depends on the
 /// parent's state right before the decision. The parent is charged together with the child, and
@@ -71,7 +71,7 @@ pub struct Parents<'a> {
 }
 
 /// A charge of an elastic rule: the rule's index, the percentage of the parent's limits that must
-/// be unused, and the limits that apply while it is.
+/// be unused, and the limits that apply while this percentage is unused.
 #[derive(Debug)]
 struct Child<'a> {
     place: usize,

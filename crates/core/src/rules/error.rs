@@ -5,8 +5,8 @@ use std::fmt;
 /// An error in a rule, with the invalid field and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError {
-    /// The path of the field in the rules file, such as `key` or `rules[3].name`. It is empty if
-    /// the error is about the given value itself.
+    /// The path of the field in the rules file, such as `key` or `rules[3].name`. The path is empty
+    /// if the error is about the given value itself.
     pub field: String,
     /// The problem, and a valid alternative.
     pub problem: String,

@@ -24,8 +24,8 @@ const ESCAPE: u8 = 0xF7;
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
 /// The key of the charge of a request that a [block by entries](super::EntryBlocks) denies and to
-/// which no rule applies. No rule's key and no [free key](free_key) begins with it, for the same
-/// reason as for [`DESCRIPTOR_KEY`].
+/// which no rule applies. No rule's key and no [free key](free_key) begins with this prefix, for
+/// the reason given at [`DESCRIPTOR_KEY`].
 pub const BLOCK_KEY: [u8; 2] = [ESCAPE, b'b'];
 
 /// The largest key space number for [`free_key_in`].
@@ -76,7 +76,7 @@ pub fn free_key_parts(encoded: &[u8]) -> (u8, &[u8]) {
 }
 
 /// Returns the scope of the rule `name`: the 64-bit FNV-1a hash of the name, with additional
-/// mixing. Its first byte is in a range that [free keys](free_key) never use.
+/// mixing. The first byte of a scope is in a range that [free keys](free_key) never use.
 pub(super) fn scope(name: &str) -> Scope {
     let fnv = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -116,9 +116,10 @@ pub(super) fn split(key: &[u8]) -> Option<(Scope, &[u8])> {
     (scope[0] >= FIRST).then_some((*scope, values))
 }
 
-/// Returns the key for `values` under the rule `name`, even if the rule does not exist. This allows
-/// a block on a key to be removed after its rule was renamed. Unlike [`super::Rule::encode_key`],
-/// this function does not check the number or the lengths of the values.
+/// Returns the key for `values` under the rule `name`, even if the rule does not exist. An operator
+/// can therefore remove a block on a key after its rule was renamed. Unlike
+/// [`super::Rule::encode_key`], this function does not check the number or the lengths of the
+/// values.
 #[must_use]
 pub fn former_key(name: &str, values: &[&str]) -> Vec<u8> {
     let mut key = Vec::new();

@@ -56,7 +56,7 @@ impl<'a> Request<'a> {
 
     /// Adds the costs read from the request body, each with the [scope](super::Rule::key_scope) of
     /// its rule. If a rule's cost depends on the body and the rule is not in the list, the rule
-    /// charges the default of its [`BodyCost`](super::BodyCost). Without this call, the rule
+    /// charges the default of its [`BodyCost`](super::BodyCost). Without this call, every rule
     /// charges [`Self::cost`].
     #[must_use]
     pub fn with_body_costs(self, costs: &'a [(u64, Cost)]) -> Self {

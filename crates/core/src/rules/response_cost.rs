@@ -140,8 +140,8 @@ impl ResponseCost {
 
     /// Returns the final charge for an aborted response. Only entries for which `is_final` returns
     /// true have their final value. A condition on any other entry counts as fulfilled, because the
-    /// final value of that entry is unknown. Otherwise, a client could avoid the charge by aborting
-    /// the response.
+    /// final value of that entry is unknown. If such a condition did not count as fulfilled, a
+    /// client could avoid the charge by aborting the response.
     #[must_use]
     pub fn final_charge_if_aborted(
         &self,

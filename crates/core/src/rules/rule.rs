@@ -165,8 +165,8 @@ impl Rule {
     /// # Errors
     ///
     /// Returns an error for `cost` if the entry name or the numbers of a [`BodyCost`] are invalid.
-    /// Also returns an error if the source is a [`BodyCost`] and one of the limits is a concurrency
-    /// limit, because tokens are not slots.
+    /// Also returns an error for a [`BodyCost`] with a concurrency limit, because tokens are not
+    /// slots.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
         match &cost {
             CostSource::Entry(entry) => {
@@ -243,8 +243,8 @@ impl Rule {
     /// request names its plan. If the request lacks the entry, or if the plan does not exist, the
     /// rule's own limits apply. If `entry` is `None`, only overrides select plans.
     ///
-    /// All plans share a key's state, so spent units are kept when the plan changes. For this
-    /// reason, each plan must have the same algorithms and windows as the rule, in the same order.
+    /// All plans share a key's state, so spent units are kept when the plan changes. Therefore,
+    /// each plan must have the same algorithms and windows as the rule, in the same order.
     ///
     /// # Errors
     ///
@@ -571,7 +571,7 @@ impl Rule {
     }
 
     /// Decodes the values of a key from `rest`, the bytes of the key after the scope. Returns
-    /// `None` if the bytes do not encode the same number of values as the rule's key has.
+    /// `None` if the bytes do not contain one value for each entry of the rule's key.
     #[must_use]
     pub fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
         key::values(rest, self.key.len())
@@ -748,8 +748,8 @@ impl Rule {
     }
 }
 
-/// Returns the limits for a rule whose limits are `new` in the new rule set and `old` in the former
-/// rule set.
+/// Returns the limits of a rule after a reload: `new` are the limits in the new rule set, and `old`
+/// are the limits in the former rule set.
 fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     let same_manner = new.is_shadow() == old.is_shadow()
         && new.unit() == old.unit()

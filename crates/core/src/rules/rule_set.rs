@@ -1,4 +1,5 @@
-//! A rule set: all rules, in the order of the file. It determines the charges for a request.
+//! A rule set: all rules, in the order of the file. A rule set determines the charges for a
+//! request.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -31,8 +32,8 @@ static BLOCKED_LIMITS: LazyLock<Limits> = LazyLock::new(|| {
     Limits::new(vec![limit]).expect("the rate is within the bounds of a limit")
 });
 
-/// Buffers in which [`RuleSet::charges`] returns a request's charges. The caller reuses them for
-/// all requests.
+/// Buffers in which [`RuleSet::charges`] returns a request's charges. The caller reuses the buffers
+/// for all requests.
 #[derive(Debug, Default)]
 pub struct Scratch {
     buffers: LookupBuffers,
@@ -195,9 +196,8 @@ impl RuleSet {
         self
     }
 
-    /// Returns the block by entries that denies `request` at `now`: of the blocks that do not
-    /// depend on a rule and, if `rule` is given, of the blocks of this rule, the block that ends
-    /// last. `rule` must apply to the request.
+    /// Returns the block by entries that denies `request` at `now` and ends last. `rule` must apply
+    /// to the request.
     #[must_use]
     pub fn entry_block(
         &self,
@@ -280,9 +280,9 @@ impl RuleSet {
     /// - In a rule that applies, the value of a key entry is empty or makes the key too long.
     /// - The entry that sets the cost is missing or is not a number from 1 to
     ///   [`bounds::MAX_COUNT`].
-    /// - More than [`bounds::MAX_CHARGES`] rules apply.
-    /// - Finding the rules takes more than [`bounds::MAX_EVALUATIONS`] pattern evaluations. This
-    ///   happens only if the request's values were crafted to match parts of many patterns.
+    /// - More than [`bounds::MAX_CHARGES`] rules apply to the request.
+    /// - Finding the rules takes more than [`bounds::MAX_EVALUATIONS`] pattern evaluations. Only a
+    ///   request whose values were crafted to match parts of many patterns takes so much work.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -351,7 +351,7 @@ impl RuleSet {
     /// Returns true if `request` is on the allow list, so that no rule charges it.
     ///
     /// Returns false if the check takes more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
-    /// [`Self::charges`] rejects such a request.
+    /// [`Self::charges`] rejects a request that takes more evaluations.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -462,8 +462,8 @@ impl RuleSet {
     }
 
     /// Returns true if these `charges` of a request should be [settled](crate::Store::settle) when
-    /// the request is completed or cancelled. This is the case if one of the rules has concurrency
-    /// slots, a queue, or a response-based cost.
+    /// the request is completed or cancelled. A receipt is needed if one of the rules has
+    /// concurrency slots, a queue, or a response-based cost.
     #[must_use]
     pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
         let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
@@ -479,10 +479,10 @@ impl RuleSet {
     }
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
-    /// returns true. A rule is skipped if every request that bypasses it in this way is known to be
-    /// covered by another rule in enforce mode. The rules are returned in the order of the file,
-    /// each with one entry that a request can leave out to bypass the rule. The iterator is lazy,
-    /// and each step can examine many rules.
+    /// returns true. If another rule in enforce mode is known to apply to every such request, the
+    /// bypassed rule is skipped. The rules are returned in the order of the file, each with one
+    /// entry that a request can leave out to bypass the rule. The iterator is lazy, and each step
+    /// can examine many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }
@@ -500,7 +500,7 @@ impl RuleSet {
     }
 
     /// Returns the rule that a charge's key belongs to, with the values of the key entries in the
-    /// order of [`Rule::key`]. Returns `None` if the rule no longer exists or its key entries have
+    /// order of [`Rule::key`]. Returns `None` if the rule no longer exists, if its key entries have
     /// changed, or if the key belongs to a limit that was sent with a request.
     #[must_use]
     pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
@@ -572,8 +572,7 @@ impl RuleSet {
 }
 
 /// Maps the [scope](Rule::key_scope) of each rule to the rule's index. Rejects two rules with the
-/// same name. Also rejects two rules with the same scope, which is a hash of the name; such
-/// collisions are extremely rare.
+/// same name. Also rejects two rules whose names have the same hash, which is extremely rare.
 fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
     let mut by_scope = HashMap::with_capacity(rules.len());
     let mut errors = Vec::new();

@@ -138,11 +138,11 @@ impl Calendar {
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
-        // If a clock is set back across midnight, midnight occurs twice, and a new window begins at
-        // the first midnight. After the clock is set back, the local date is again the last day of
-        // the previous window, although `now` is in the new window. Therefore, step forward until
-        // `now` is before the end of the window. The check against `Timestamp::MAX` ends the loop
-        // at the last representable instant, because all further windows start and end at this
+        // If the clocks of the time zone are set back across midnight, midnight occurs twice, and a
+        // new window begins at the first midnight. After the change, the local date is again the
+        // last day of the previous window, although `now` is in the new window. Therefore, advance
+        // until the end of the window is after `now`. The check against `Timestamp::MAX` ends the
+        // loop at the last representable instant, because all further windows start and end at this
         // instant.
         while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));

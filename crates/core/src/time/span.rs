@@ -14,21 +14,21 @@ pub struct Span(u64);
 /// time. A smaller difference is treated as normal.
 ///
 /// In a remote store, the stored instant is the time at which a state was written. In the memory
-/// store, it is the latest instant that a shard has seen. A caller reads the clock before it
-/// acquires the shard's lock. Other threads can finish decisions in between, so the caller's time
-/// can be earlier than the stored instant. The delay between reading the clock and acquiring the
-/// lock is normally a few microseconds. It can be a tenth of a second if the operating system
-/// throttles the process, and a few seconds on a machine that swaps. All of these delays are far
-/// below ten seconds. If the caller's time is earlier than the stored instant by at most this
-/// constant, the store uses the stored instant as the current time. If the clock was ahead by less
-/// than this constant and is then set back, the recovery of keys that were charged in the meantime
-/// is delayed by at most this difference.
+/// store, the stored instant is the latest instant that a shard has seen. A caller reads the clock
+/// before it acquires the shard's lock. Other threads can finish decisions while the caller waits
+/// for the lock, so the caller's time can be earlier than the stored instant. The delay between
+/// reading the clock and acquiring the lock is normally a few microseconds. The delay can be a
+/// tenth of a second if the operating system throttles the process, and a few seconds on a machine
+/// that swaps. All of these delays are far below ten seconds. If the caller's time is earlier than
+/// the stored instant by at most `CLOCK_JUMP`, the store uses the stored instant as the current
+/// time. Suppose the clock was ahead by less than `CLOCK_JUMP` and is then set back: keys that were
+/// charged in the meantime recover later by at most this difference.
 ///
-/// The delay can be longer than this constant if the process is stopped between reading the clock
+/// The delay can be longer than `CLOCK_JUMP` if the process is stopped between reading the clock
 /// and acquiring the lock, for example by `SIGSTOP` or in a suspended virtual machine. When the
 /// process resumes, the caller's time is still the time of the stop, and the states are clamped to
-/// that time. All charges made before the stop remain. If other threads make charges within a few
-/// microseconds after the process resumes, these charges can be moved back to the time of the stop.
+/// that time. All charges made before the stop remain. Charges that other threads make in the first
+/// microseconds after the process resumes can be moved back to the time of the stop.
 pub const CLOCK_JUMP: Span = Span::from_secs(10);
 
 impl Span {

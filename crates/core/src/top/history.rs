@@ -7,7 +7,7 @@ use super::{GroupSummaries, Level, LiveSlice, Period, Summary, Tally};
 /// A completed time slice, merged from the slices of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedSlice {
-    /// The exact totals over all rules. Each request is counted once.
+    /// The exact totals over all rules. The totals count each request once.
     pub total: Tally,
     /// The counts of each rule, by the rule's [scope](crate::Rule::key_scope).
     pub groups: BTreeMap<u64, GroupSummaries>,
@@ -23,8 +23,8 @@ pub struct History {
 }
 
 impl History {
-    /// Creates an empty history. Each summary keeps `keep` keys, or fewer if all summaries together
-    /// would exceed `max_bytes`.
+    /// Creates an empty history. Each summary keeps up to `keep` keys, or fewer if all summaries
+    /// together would exceed `max_bytes`.
     #[must_use]
     pub fn new(keep: usize, max_bytes: usize) -> Self {
         Self {

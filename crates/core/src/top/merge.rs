@@ -6,7 +6,8 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use super::Summary;
 
-/// A key in a list of top talkers. Its true sum is in `estimate - error ..= estimate`.
+/// A key in a list of top talkers. The true sum of the key is between `estimate - error` and
+/// `estimate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopKey<'s> {
     /// The key, without the scope of its rule.

@@ -1,5 +1,5 @@
-//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours.
-//! They are counted in bounded memory, and each number has an error bound.
+//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours. The
+//! counts take bounded memory, and each count has an error bound.
 //!
 //! ```text
 //! Recorder   one per worker: counts the decisions of the current minute
@@ -29,8 +29,8 @@
 //! If a key is dropped, its bound becomes at least its count.
 //!
 //! The error bound follows as for the Misra-Gries sketch, to which Space-Saving is isomorphic. Each
-//! addition increases the sum of `count - floor` over all keys by at most its weight. Each unit
-//! by which `floor` rises decreases this sum by at least `keys + 1`. Therefore, `floor <= total /
+//! addition increases the sum of `count - floor` over all keys by at most its weight. Each increase
+//! of `floor` by 1 decreases this sum by at least `keys + 1`. Therefore, `floor <= total /
 //! (keys + 1)`.
 //!
 //! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors
@@ -66,7 +66,7 @@ pub const MAX_TOP_RULES: usize = 1_000;
 pub const MAX_TOP_KEYS: usize = 1_000;
 
 /// The [scope](crate::Rule::key_scope) for keys that do not belong to a rule, but to a limit sent
-/// with a request. No rule has this scope.
+/// with a request. No rule has the scope 0.
 pub const NO_RULE: u64 = 0;
 
 /// The maximum size of the lists of top talkers: the number of keys per sketch, and the total
@@ -122,7 +122,7 @@ impl Measure {
         Self::ALL.into_iter().find(|by| by.as_str() == name)
     }
 
-    /// Returns the streams whose sum is this measure. Each addition is in only one stream.
+    /// Returns the streams whose sum is this measure. No addition is in more than one stream.
     #[must_use]
     pub const fn streams(self) -> &'static [Stream] {
         match self {
@@ -216,8 +216,7 @@ impl Period {
     }
 
     /// Returns the index of the first time slice of the period ending in `minute`. This slice can
-    /// begin before the period, by less than the slice's length, so that the slices cover the whole
-    /// period.
+    /// begin before the period, so that the slices cover the whole period.
     #[must_use]
     pub const fn first_slice(self, minute: u64) -> u64 {
         minute.saturating_sub(self.minutes()) / self.level().minutes()

@@ -1,4 +1,5 @@
-//! The packed form of a closed time slice. Servers publish their slices in this form.
+//! The packed form of a closed time slice. Servers that share a Redis publish their slices in this
+//! form.
 //!
 //! ```text
 //! | version | number | totals | rules | scope, 8 bytes | totals | stream | stream | stream | … |

@@ -59,7 +59,7 @@ pub struct Group {
 }
 
 impl Recorder {
-    /// Creates a recorder without rules. Each sketch keeps at least `keep` keys, unless all
+    /// Creates a recorder without rules. Each sketch keeps at least `keep` keys, or fewer if all
     /// sketches together would exceed `max_bytes`.
     #[must_use]
     pub fn new(keep: usize, max_bytes: usize) -> Self {
@@ -198,7 +198,7 @@ impl Recorder {
         let Some(&at) = self.by_scope.get(&scope) else {
             return;
         };
-        // `by_scope` and `groups` have the same length, so the index is in bounds.
+        // `by_scope` and `groups` have the same length, so the index from `by_scope` is in bounds.
         let group = &mut self.live.groups[at];
         group.tally.count(cost, denied);
         let hash = u32::try_from(self.hasher.hash_one(key) >> 32).unwrap_or_default();

@@ -3,8 +3,8 @@
 use super::Summary;
 use crate::limit::bounds::MAX_KEY_BYTES;
 
-/// The assumed average key length, in bytes. It determines how many bytes of keys a sketch can
-/// hold. If keys are longer on average, a sketch holds fewer keys.
+/// The assumed average key length, in bytes. This assumption determines how many bytes of keys a
+/// sketch can hold. If keys are longer on average, a sketch holds fewer keys.
 const AVERAGE_KEY_BYTES: usize = 64;
 
 /// The minimum capacity for key bytes in a sketch.
@@ -55,8 +55,8 @@ struct Slot {
 }
 
 impl Sketch {
-    /// Creates an empty sketch for at least `keep` keys. It takes memory only for the keys that it
-    /// contains.
+    /// Creates an empty sketch for at least `keep` keys. The sketch allocates memory only for the
+    /// keys that it contains.
     #[must_use]
     pub fn new(keep: usize) -> Self {
         Self {

@@ -26,7 +26,7 @@ pub struct SumBounds {
     pub error: u64,
 }
 
-/// Adds the bounds that the same key has in disjoint parts of a stream.
+/// Adds the bounds of the same key from two disjoint parts of a stream.
 impl std::ops::AddAssign for SumBounds {
     fn add_assign(&mut self, other: Self) {
         self.estimate = self.estimate.saturating_add(other.estimate);

@@ -11,8 +11,8 @@ use crate::{
 /// The shortest retry hint for a concurrency slot.
 const MIN_RETRY_HINT: Span = Span::from_millis(100);
 
-/// The longest retry hint for a concurrency slot. Retries at this interval cause little load, even
-/// if requests hold their slots for longer than this.
+/// The longest retry hint for a concurrency slot. Retries every 10 seconds cause little load, even
+/// if requests hold their slots for longer than that.
 const MAX_RETRY_HINT: Span = Span::from_secs(10);
 
 /// A limit on the number of concurrency slots in use.
@@ -108,14 +108,14 @@ impl Counter for Lease {
     /// free.
     ///
     /// A slot becomes free when its request finishes or its lease expires. The end of a request
-    /// cannot be predicted, so the hint is an estimate. It assumes that requests start at regular
-    /// intervals and take as long as the oldest slot has been held so far, `age`. Under this
-    /// assumption, one of the `n` held slots becomes free every `age / n`, so the hint is `age / n`
-    /// multiplied by the number of missing slots. For short requests, the hint is short. If no
+    /// cannot be predicted, so the hint is an estimate. The estimate assumes that requests start at
+    /// regular intervals and take as long as the oldest slot has been held so far, `age`. Under
+    /// this assumption, one of the `n` held slots becomes free every `age / n`, so the hint is `age
+    /// / n` multiplied by the number of missing slots. For short requests, the hint is short. If no
     /// request finishes, the hint grows, so clients that follow it retry less and less often.
     ///
-    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. It never exceeds the
-    /// time until enough leases have expired.
+    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. The hint never
+    /// exceeds the time until enough leases have expired.
     fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
         let RetryAfter::After(leases) = self.0.retry(state, now, part, cost) else {
             return RetryAfter::Never;

@@ -27,8 +27,8 @@
 //!   amortized constant time. The first decision after a long idle time moves past all entries. For
 //!   a denied request of cost `n`, computing the retry time reads at most `n` entries. A decision
 //!   that must not change the state ([`Effect::Peek`](crate::Effect::Peek) or
-//!   [`Effect::Look`](crate::Effect::Look)) charges the log and then undoes the charge. It copies
-//!   the log only if the limits have changed or if they count denied requests.
+//!   [`Effect::Look`](crate::Effect::Look)) charges the log and then undoes the charge. The
+//!   decision copies the log only if the limits have changed or if they count denied requests.
 //! - **Weakness.** Memory grows with the limit. A limit above 100,000 is rejected; use
 //!   `sliding_window_counter` for larger limits.
 //! - **Source.** ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", describes two

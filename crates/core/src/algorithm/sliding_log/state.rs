@@ -182,8 +182,8 @@ impl LogState {
     }
 
     /// Returns whether the log contains all `units` charged at `since`, and has enough capacity to
-    /// move these units to another instant. The move can add entries to the log, because requests
-    /// charged at the same instant share an entry.
+    /// move these units to another instant. Moving the units can add entries to the log, because
+    /// requests charged at the same instant share an entry.
     pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
         let first = self.stamps.partition_point(|stamp| stamp.at() < since);
         let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);

@@ -1,7 +1,7 @@
 //! Limits derived from other limits. Stretched limits are the raised form of elastic limits. A
 //! share is the part of the limits that one node enforces while the store is unreachable. Former
-//! limits are a rule's limits before the rules were changed. Reservations and reports use the same
-//! limits, but count denied requests differently.
+//! limits are a rule's limits before the rules were changed. For reservations and for reports,
+//! there is a copy of the limits that counts denied requests differently.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Limits {
-    /// Makes the limits elastic. There is headroom while the rule's condition for spare capacity
-    /// holds. During this time, requests are charged to the [`Self::stretched`] limits. The
+    /// Makes the limits elastic. A rule has headroom while its condition for spare capacity holds.
+    /// While the rule has headroom, requests are charged to the [`Self::stretched`] limits. The
     /// stretched limits admit `percent` more units and mark the additional requests as over the
     /// limit. The original and the stretched limits share one state, so units admitted beyond the
     /// original limits still count after the headroom is gone.
@@ -79,7 +79,7 @@ impl Limits {
     /// Returns a copy of these limits that does not count denied requests. The limits and the copy
     /// share the state of each key. The copy is used for reservations: a denied reservation must
     /// not be counted, even if the limits count denied requests. In addition, most limits that
-    /// count denied requests do not support refunds by receipt.
+    /// count denied requests cannot refund a charge by its receipt.
     #[must_use]
     pub fn without_counting_denials(&self) -> Self {
         let mut limits = self.clone();
@@ -94,8 +94,8 @@ impl Limits {
     /// Returns a copy of these limits that also counts denied costs. The copy is used for a cost
     /// that is known only after the request. The limits and the copy share the state of each key.
     /// If the rule's only limit is a fixed window, the copy counts the full cost, even beyond the
-    /// limit. Otherwise, each limit counts the cost up to the limit. Concurrency limits do not
-    /// count denied requests. Elastic limits are not stretched.
+    /// limit. In all other rules, each limit counts the cost only up to the limit. Concurrency
+    /// limits do not count denied requests. Elastic limits are not stretched.
     #[must_use]
     pub fn counting_all(&self) -> Self {
         let counting = |limit: &Limit| limit.clone().counting_denied(true);
@@ -108,7 +108,7 @@ impl Limits {
             ],
             limits => limits.iter().map(counting).collect(),
         };
-        // The parameters are those of valid limits, so `new` does not fail.
+        // The parameters come from valid limits, so `new` does not fail.
         let counting = Self::new(limits).unwrap_or_else(|_| self.clone());
         let counting = Self {
             name: self.name.clone(),
@@ -151,8 +151,8 @@ impl Limits {
         self.shares.get(share, || self.build_share(share))
     }
 
-    /// Builds the stretched limits: the same limits with a larger soft allowance. Their states are
-    /// compatible with the states of the original limits.
+    /// Builds the stretched limits: the same limits with a larger soft allowance. The states of the
+    /// stretched limits are compatible with the states of the original limits.
     fn build_stretched(&self) -> Result<Self, LimitError> {
         let wider = |limit: &Limit| {
             let percent = limit.soft_percent().saturating_add(self.stretch);
@@ -200,8 +200,8 @@ impl Limits {
         }
     }
 
-    /// Returns the terms of the limits with this `fingerprint`; `None` if the rule has no such
-    /// former limits in its history.
+    /// Returns the terms of the limits with this `fingerprint`; `None` if the history contains no
+    /// such limits.
     pub(super) fn former_terms(&self, fingerprint: u32) -> Option<Arc<[Terms]>> {
         if fingerprint == self.fingerprint {
             return Some(history::terms(self));

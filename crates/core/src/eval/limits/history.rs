@@ -16,8 +16,8 @@ use crate::{
 /// share one history: its current limits, its former limits, the limits of its plans and overrides,
 /// and the shares of all of these.
 ///
-/// The history is read only if a state has to be converted. When it is full, the oldest terms are
-/// dropped. If the terms of a state have been dropped, the state is converted as if its limits were
+/// The history is read only if a state has to be converted. A full history drops its oldest terms.
+/// If the terms of a state have been dropped, the store converts the state as if its limits were
 /// unknown.
 #[derive(Debug, Default)]
 pub(super) struct TermsHistory(Mutex<VecDeque<FormerTerms>>);

@@ -248,8 +248,8 @@ impl Limits {
     }
 
     /// Returns a digest of the [terms](crate::algorithm::Terms) of these limits. Different terms
-    /// have different digests, except for rare collisions. A state written under limits with the
-    /// same fingerprint does not have to be converted.
+    /// have different digests, except for rare collisions. If a state was written under limits with
+    /// the same fingerprint, the state does not have to be converted.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
@@ -266,8 +266,8 @@ impl Limits {
     }
 
     /// Returns the only limit of the rule if it is a plain GCRA limit (no soft allowance, no
-    /// counting of denied requests) and the rule is not in shadow mode. This most common case has a
-    /// fast path.
+    /// counting of denied requests) and the rule is not in shadow mode. Such a rule is the most
+    /// common case, and has a fast path.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)

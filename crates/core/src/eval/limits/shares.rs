@@ -1,4 +1,4 @@
-//! A cache for a node's shares of the limits. Each share is compiled once.
+//! A cache for a node's shares of the limits. Each share of the limits is compiled once.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use crate::eval::FallbackShare;
 /// the cluster has had. A share that does not fit in the cache is compiled again on every call.
 const MAX_SHARES: usize = 256;
 
-/// A linked list of cached shares. It only grows, so decisions can read it without a lock.
+/// A linked list of cached shares. The list only grows, so decisions can read it without a lock.
 #[derive(Debug, Default)]
 pub(super) struct ShareCache(OnceLock<Box<CachedShare>>);
 

@@ -1,5 +1,5 @@
-//! Operations of a rule's limits on a key's state. Each limit has its own part of the state, except
-//! that sliding window logs share one part.
+//! Operations of a rule's limits on a key's state. A key's state consists of one state for each
+//! limit, except that sliding window logs share one state.
 
 use super::Limits;
 use crate::{
@@ -38,16 +38,16 @@ pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
     /// The fingerprint of the limits under which the state was written.
     pub(crate) fingerprint: u32,
-    /// When the state has drained, if it exceeds a limit.
+    /// The drain times of the state, if the state exceeds a limit.
     pub(crate) drain_times: DrainTimes,
     /// Whether the conversion lost all spent units.
     pub(crate) is_lost: bool,
 }
 
 impl FormerState {
-    /// Returns this former state if it must be put back after a refund. A refund is applied to the
-    /// converted state, which normally replaces the former state. If the conversion lost everything
-    /// that could be refunded, the former state is kept.
+    /// Returns this former state if it must be put back after a refund. The refund is applied to
+    /// the converted state, which normally replaces the former state. If the conversion lost
+    /// everything that could be refunded, the store keeps the former state.
     pub(crate) fn after_refund(mut self: Box<Self>) -> Option<Box<Self>> {
         self.drain_times.clear();
         self.is_lost.then_some(self)
@@ -57,7 +57,7 @@ impl FormerState {
 /// The times until a key's state has drained, if the state exceeds a limit because it was written
 /// under limits with a larger capacity or a faster rate. A conversion would lose the excess, so the
 /// state keeps its former terms until it exceeds no limit. The list contains every limit whose
-/// state keeps its former terms. It is empty if the state exceeds no limit.
+/// state keeps its former terms. The list is empty if the state exceeds no limit.
 #[derive(Clone, Debug, Default)]
 pub struct DrainTimes(Vec<LimitDrain>);
 
@@ -127,8 +127,8 @@ impl Limits {
     /// compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
-        // Elastic limits and their stretched limits share one state. This state can contain units
-        // that only the stretched limits admit, so clamp to the stretched limits.
+        // Elastic limits and their stretched limits share one state. The state can contain units
+        // that only the stretched limits admit, so clamp the state to the stretched limits.
         let widest = self.stretched().unwrap_or(self);
         for (group, state) in widest.groups.iter().zip(key_state.states_mut()) {
             group.kernel.clamp(state, at);
@@ -179,8 +179,9 @@ impl Limits {
     }
 
     /// Returns whether a read-only decision should charge `key_state` itself and then undo the
-    /// charge, instead of copying the state. This saves time if the state contains a sliding window
-    /// log. It is possible only if denied requests are not counted.
+    /// charge, instead of copying the state. Undoing a charge saves time if the state contains a
+    /// sliding window log. Returns false if denied requests are counted, because such a charge
+    /// cannot be undone.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
         let mut groups = self.groups.iter();
@@ -189,7 +190,7 @@ impl Limits {
             && groups.all(|group| group.denials == DenialCounting::NotCounted)
     }
 
-    /// Returns the information that [`Self::undo`] needs: a copy of each state except sliding
+    /// Returns the information that [`Self::undo`] needs: a copy of each state, except for sliding
     /// window logs, which can be long. Call this function before charging `key_state`.
     pub(crate) fn before_charge(key_state: &KeyState) -> Vec<UndoRecord> {
         let before = |state: &State| match state {
@@ -240,8 +241,8 @@ impl Limits {
     /// for groups that do not support refunds by receipt.
     pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
         let groups = self.groups.iter().zip(key_state.states());
-        // Unless it is in shadow mode, a limit that counts denied requests up to the limit gets no
-        // mark, because its state does not distinguish denied from admitted requests.
+        // A limit that counts denied requests up to the limit gets no mark, unless the rule is in
+        // shadow mode, because the state does not distinguish denied from admitted requests.
         let keeps = |group: &LimitGroup| group.denials == DenialCounting::Counted && !self.shadow;
         groups
             .map(|(group, state)| (!keeps(group)).then(|| Kernel::mark(state)))
@@ -250,10 +251,11 @@ impl Limits {
 
     /// Refunds the unused part of a charge to `key_state` and releases its concurrency slots.
     ///
-    /// With GCRA, a refund makes later charges drain earlier. For each limit group, returns by how
-    /// many microseconds. The number is 0 if the algorithm is not GCRA or if there are no later
-    /// charges. Given the index of a group, the function `shift` returns by how many microseconds
-    /// earlier refunds have already made this charge drain earlier; see `memory::refund_ledger`.
+    /// With GCRA, a refund makes later charges drain earlier. The function returns this time in
+    /// microseconds for each limit group. The time is 0 if the algorithm is not GCRA or if there
+    /// are no later charges. For the group with a given index, `shift` returns by how many
+    /// microseconds earlier refunds have already made this charge drain earlier; see
+    /// `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -430,8 +432,7 @@ impl Limits {
                 .all(|(group, state)| group.kernel.is_compatible(state))
     }
 
-    /// Converts `key_state` for these limits. `terms` contains the units of measure of each of its
-    /// states.
+    /// Converts `key_state` for these limits. `terms` contains the units of measure of each state.
     ///
     /// Returns the converted state and, if the conversion lost spent units, the times after which
     /// the unconverted state has drained.
@@ -493,9 +494,9 @@ impl Limits {
     ) -> LoadedState {
         let terms = self.former_terms(fingerprint);
         let terms = terms.as_deref().unwrap_or_default();
-        // The shard is locked during the conversion. To keep this time short, first convert a copy
-        // in which each sliding window log has only its newest entry. The copy expires at the same
-        // instant as the whole state.
+        // The shard is locked during the conversion. To keep the shard locked only briefly, first
+        // convert a copy in which each sliding window log has only its newest entry. This copy
+        // expires at the same instant as the whole state.
         let (key_state, drain_times) = self.convert(with_short_logs(&former), terms, now, cost);
         let is_lost = key_state.expires() <= now && former.expires() > now;
         if !is_lost && drain_times.is_empty() {
@@ -505,7 +506,8 @@ impl Limits {
                 former: None,
             };
         }
-        // If the conversion kept no log entries, the result is the same as for the whole state.
+        // If the conversion of the copy kept no log entries, the conversion of the whole state has
+        // the same result.
         let key_state = match is_lost {
             true => key_state,
             false => self.convert(former.clone(), terms, now, cost).0,
@@ -602,8 +604,8 @@ mod tests {
         assert_eq!(minute.denied(&mut cell, later, 50), 0);
     }
 
-    /// The Redis store keeps a state under its old parameters if the conversion would lose spent
-    /// units, so the conversion must report the limits whose spent units would be lost.
+    /// The Redis store keeps the former state if a conversion would lose spent units, so the
+    /// conversion must report the limits that would lose spent units.
     #[test]
     fn converting_names_the_limits_that_lose_spent_units() {
         let bucket = |capacity, count, secs| {
@@ -742,8 +744,8 @@ mod tests {
         assert!(buckets.boxed_bytes() >= 60 * size_of::<u64>());
     }
 
-    /// With a refill above `u32::MAX`, the state can contain a number that does not fit in 32 bits,
-    /// so heap memory must be reserved for a new key.
+    /// With a refill above `u32::MAX`, the state can contain a number of more than 32 bits, so a
+    /// new key needs heap memory.
     #[test]
     fn a_large_interval_refill_is_stored_on_the_heap() {
         let new_entry_bytes = |refill: u64| {

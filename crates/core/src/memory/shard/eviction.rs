@@ -4,8 +4,8 @@
 //! A decision first reserves the memory that it needs, and selects the entries to evict. The
 //! reservation itself changes no entry. A charge then [evicts the selected
 //! entries](Shard::evict_reserved), but a charge that does not fit evicts only expired entries. A
-//! peek (a read-only decision) also makes a reservation, but drops it afterwards and evicts
-//! nothing. This way, a peek and a charge give the same result.
+//! peek (a read-only decision) makes the same reservation, but drops the reservation and evicts
+//! nothing. Therefore, a peek and a charge give the same result.
 
 use super::Shard;
 use crate::{
@@ -22,8 +22,8 @@ use crate::{
 const SAMPLE: usize = 8;
 
 /// The retry delay for a new key whose home slot is
-/// [crowded](crate::memory::table::Table::is_crowded). It is a constant, because it is unknown when
-/// an entry near the home slot will be removed.
+/// [crowded](crate::memory::table::Table::is_crowded). The delay is a constant, because the store
+/// cannot know when an entry near the home slot will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -119,8 +119,8 @@ impl Shard {
         }
     }
 
-    /// Reserves room for one of the charges in `all`, which are decided together. Returns false if
-    /// the charge does not fit and must be admitted without being counted.
+    /// Reserves room for one of the charges in `all`, which belong to one decision. Returns false
+    /// if the charge does not fit and must be admitted without being counted.
     ///
     /// # Errors
     ///
@@ -156,8 +156,7 @@ impl Shard {
 
     /// Adds `growth` to the reservation. If `growth` does not fit, selects entries to evict:
     /// expired entries and, under [`WhenFull::Evict`], entries that are not [hot](Entry::is_hot).
-    /// This function inspects at most [`SAMPLE`] entries, and never selects the entry of a key in
-    /// `decided`.
+    /// Inspects at most [`SAMPLE`] entries, and never selects the entry of a key in `decided`.
     fn reserve(
         &mut self,
         growth: Growth,
@@ -207,8 +206,9 @@ impl Shard {
     /// Evicts the victims of the reservation unless `effect` is read-only. Returns true if an entry
     /// was evicted. An eviction can change the slots of other entries.
     ///
-    /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise,
-    /// a client that is repeatedly rejected with [`Full`] would evict the counts of other clients.
+    /// If the decision does not fit (`fits` is false), only expired entries are evicted. If such a
+    /// decision evicted live entries, a client that is repeatedly rejected with [`Full`] would
+    /// evict the counts of other clients.
     #[inline]
     pub(in crate::memory) fn evict_reserved(
         &mut self,
@@ -289,8 +289,8 @@ impl Shard {
 }
 
 /// Returns the time until the first of the inspected entries expires, at least 1 µs. Returns
-/// [`RetryAfter::Never`] if no entry was inspected, because then the charge does not fit even into
-/// an empty shard.
+/// [`RetryAfter::Never`] if no entry was inspected: the charge does not fit even into an empty
+/// shard.
 fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> RetryAfter {
     earliest_expiry.map_or(RetryAfter::Never, |earliest_expiry| {
         RetryAfter::After(earliest_expiry.since(now).max(Span::from_micros(1)))

@@ -24,18 +24,18 @@ use crate::{
     time::{CLOCK_JUMP, Timestamp},
 };
 
-/// The number of slots that a decision scans for expired entries per inserted key. It is large
-/// enough to drop expired entries faster than a stream of new keys adds entries.
+/// The number of slots that a decision scans for expired entries per inserted key. The number is
+/// large enough to drop expired entries faster than a stream of new keys adds entries.
 const REAP_ON_INSERT: usize = 6;
 
-/// The number of decisions after which a shard scans [`REAP_TOGETHER`] adjacent slots for expired
-/// entries, so that they are dropped even if there are no insertions.
+/// After this number of decisions, a shard scans [`REAP_TOGETHER`] adjacent slots for expired
+/// entries, so that the shard drops expired entries even without insertions.
 const REAP_EVERY: u32 = 64;
 const REAP_TOGETHER: usize = 6;
 
 /// The data protected by a shard's lock. Fields that every decision writes come first, next to the
-/// lock, before fields that are only read. This way, two threads contending for a shard exchange
-/// only a single cache line.
+/// lock, before fields that are only read. With this layout, two threads contending for a shard
+/// exchange only a single cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
@@ -58,8 +58,8 @@ const _: () = assert!(
     "the lock and the fields that every decision writes share one cache line"
 );
 
-/// The fields used only by some decisions. They are kept out of the cache line that every decision
-/// writes.
+/// The fields used only by some decisions. These fields are not in the cache line that every
+/// decision writes.
 #[derive(Debug)]
 pub(super) struct ColdFields {
     pub(super) hasher: RandomState,
@@ -124,10 +124,10 @@ impl Shard {
     /// Handles a clock that was ahead: time continues from `now`, and states with later instants
     /// are clamped to `now`.
     ///
-    /// Clamping a state requires its key's limits, which are unknown here. Therefore, this function
-    /// only marks the entries, and each entry is clamped when it is next loaded. A marked key that
-    /// is never used again stays in the store until its recorded expiry. This expiry is too late by
-    /// the amount by which the clock was ahead.
+    /// To clamp a state, the shard would need the limits of the key, which it does not have.
+    /// Therefore, this function only marks the entries, and the next load of each entry clamps the
+    /// state. A marked key that is never used again stays in the store until its recorded expiry.
+    /// The recorded expiry is too late by the time by which the clock was ahead.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -182,9 +182,9 @@ impl Shard {
     /// Makes the decision on a charge whose only limit is `gcra`, and updates the state in the
     /// key's entry.
     ///
-    /// Returns `None`, and changes nothing, if the shard has blocks, the key has no entry, or the
-    /// state was written under other limits or is not stored inline. The caller then uses the
-    /// general path, which gives the same results.
+    /// Returns `None`, and changes nothing, if the shard has blocks, if the key has no entry, if
+    /// the state was written under other limits, or if the state is not stored inline. The caller
+    /// then uses the general path, which gives the same results.
     #[inline]
     pub(super) fn step_in_place(
         &mut self,
@@ -452,12 +452,12 @@ impl Shard {
     }
 }
 
-/// Returns the hash of a key. Each store has a random seed.
+/// Returns the hash of a key. The hash depends on the store's random seed.
 ///
 /// foldhash does not claim to resist an attacker who can observe hashes or decision times.
 /// SipHash-1-3 is designed to resist such an attacker, but takes 9.0 ns for a key of 22 bytes;
-/// foldhash takes 2.5 ns, and a whole decision takes about 50 ns. To limit the damage of an attack,
-/// the hash table therefore limits the distance between a new key and its home slot. See
+/// foldhash takes 2.5 ns. A whole decision takes about 50 ns. To limit the damage of an attack, the
+/// hash table therefore limits the distance between a new key and its home slot. See
 /// [`table::FARTHEST`] for what an attacker who knows the hashes can still do.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
@@ -674,8 +674,8 @@ mod tests {
             .unwrap(),
         ])
         .unwrap();
-        // A small count under a large limit. Its state takes no heap memory, and its key is not
-        // hot.
+        // A small count under a large limit. The state of this count takes no heap memory, and the
+        // key is not hot.
         let small = &limits()[1];
         // Repeat the test, because the order of the entries is random, and an eviction does not
         // inspect the entries after the victim.

@@ -132,7 +132,7 @@ struct Tables {
     all: Table,
     by_rule: HashMap<Box<str>, Table>,
     /// No block ends before this instant; `None` if no block has an end. Without this field, every
-    /// attempt to exceed the maximum number of blocks would scan all blocks for ended ones.
+    /// attempt to set a block when there are too many would scan all blocks for ended ones.
     earliest_end: Option<Timestamp>,
 }
 
@@ -361,8 +361,8 @@ impl EntryBlocks {
         }
     }
 
-    /// Returns the block on `request` that ends last: of the blocks that do not depend on a rule
-    /// and, if `rule` is given, of the blocks of this rule.
+    /// Returns the block on `request` that ends last, among the blocks for all rules and, if `rule`
+    /// is given, the blocks for this rule.
     #[must_use]
     pub fn find(
         &self,

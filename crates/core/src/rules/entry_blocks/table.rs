@@ -1,8 +1,8 @@
 //! The blocks of one scope: all rules, or one rule.
 //!
-//! Blocks with the same entry names and the same kinds of values form a *form*, and are in one hash
-//! table. The kind of a value is a text, or a network with a certain prefix length. A lookup
-//! computes one key for each form, so its time does not depend on the number of blocks:
+//! Blocks form a *form*, which has one hash table, if they have the same entry names and the same
+//! kinds of values. The kind of a value is a text, or a network with a certain prefix length. A
+//! lookup computes one key for each form, so its time does not depend on the number of blocks:
 //!
 //! ```text
 //! names       form            keys

@@ -150,8 +150,8 @@ impl EntryBlockTarget {
     }
 
     /// Returns an error for `entries.<name>` if the target contains the addresses of a network with
-    /// a prefix shorter than /8 (IPv4) or /16 (IPv6), and no other entry restricts the target. Such
-    /// a block is usually a mistake.
+    /// a prefix shorter than /8 (IPv4) or /16 (IPv6), and no other entry restricts the target. A
+    /// block of such a large network is usually a mistake.
     ///
     /// # Errors
     ///

@@ -29,8 +29,8 @@ type Words = Box<[AtomicU64]>;
 /// the filter.
 #[derive(Debug, Default)]
 pub(super) struct KeyFilter {
-    /// The arrays for even and for odd generations. Each array is allocated when it is first
-    /// needed.
+    /// One array for even generations, and one array for odd generations. The first use of an array
+    /// allocates it.
     arrays: [OnceLock<Words>; 2],
     /// The number of times that the filter was rebuilt. Whether the number is even or odd selects
     /// the array in use.
@@ -55,8 +55,8 @@ impl KeyFilter {
         if words[index(hash)].load(Ordering::Acquire) & bits == bits {
             return true;
         }
-        // If the filter was rebuilt in the meantime, the array may have been cleared for the next
-        // generation, so the key may be missing only for this reason.
+        // If another thread rebuilt the filter after this lookup began, the array may already be
+        // cleared for the next generation.
         fence(Ordering::Acquire);
         self.generation.load(Ordering::Relaxed) != generation
     }
@@ -85,8 +85,7 @@ impl KeyFilter {
         let next = self.generation.load(Ordering::Relaxed).wrapping_add(1);
         let words = self.arrays[next % 2].get_or_init(empty);
         for word in words {
-            // A reader that still reads this array and finds a cleared word also sees the current
-            // generation.
+            // A reader that finds a cleared word in this array also sees the current generation.
             word.store(0, Ordering::Release);
         }
         let mut added = 0;

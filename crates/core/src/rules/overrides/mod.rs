@@ -137,8 +137,8 @@ struct Registry {
 }
 
 impl Overrides {
-    /// Returns the overrides of the rule with this name. The rule does not have to exist yet. Its
-    /// overrides apply as soon as it exists.
+    /// Returns the overrides of the rule with this name. The rule does not have to exist yet. The
+    /// overrides apply as soon as the rule exists.
     #[must_use]
     pub fn of_rule(&self, rule: &str) -> Arc<RuleOverrides> {
         let mut by_rule = self.by_rule();

@@ -87,7 +87,7 @@ impl PatternOverrides {
     }
 
     /// Returns the override that applies to the key with these `values` at `now`, which is the
-    /// override with the longest pattern. Also returns its patterns.
+    /// override with the longest pattern. Also returns the patterns of this override.
     pub(super) fn find(
         &self,
         values: &[&str],

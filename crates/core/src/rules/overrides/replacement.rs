@@ -65,8 +65,8 @@ impl fmt::Display for Replacement {
     }
 }
 
-/// The number of rule sets for which a replacement's compiled limits are kept: the active rules,
-/// the candidate rules, and former rules that requests still use after a reload.
+/// A replacement keeps its compiled limits for this number of rule sets: the active rules, the
+/// candidate rules, and former rules that requests still use after a reload.
 const MAX_COMPILED: usize = 4;
 
 /// A replacement with its compiled limits. All overrides of a rule that have the same replacement
@@ -120,7 +120,7 @@ impl CompiledReplacement {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         // Another thread may have compiled the limits in the meantime. All threads must use the
-        // same `Limits` object, because it contains caches.
+        // same `Limits` object, because the object contains caches.
         if let Some(compiled) = compiled.iter().find(is_of_rule) {
             return compiled.limits.clone();
         }

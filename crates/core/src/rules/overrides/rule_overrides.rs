@@ -32,7 +32,7 @@ const SHARDS: usize = 64;
 /// Maps the bytes of each key after its scope to the key's override.
 type Shard = RwLock<HashMap<Box<[u8]>, StoredOverride, RandomState>>;
 
-/// The overrides of a single rule. They can change while requests are decided.
+/// The overrides of a single rule. The overrides can change while requests are decided.
 #[derive(Debug, Default)]
 pub struct RuleOverrides {
     count: AtomicUsize,
@@ -300,8 +300,8 @@ impl RuleOverrides {
         page.first.into_iter().collect()
     }
 
-    /// Returns the number of overrides that do not apply to any key of `rule`: those whose target
-    /// is neither a key nor a pattern of `rule`, and those whose limits are invalid for `rule`.
+    /// Returns the number of overrides that apply to no key of `rule`, because their target is
+    /// neither a key nor a pattern of `rule`, or because their limits are invalid for `rule`.
     /// Visits all overrides.
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {

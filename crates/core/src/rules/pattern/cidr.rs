@@ -6,8 +6,8 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::rules::RuleError;
 
-/// A set of IPv4 and IPv6 networks. They are disjoint and sorted, so that a lookup is a binary
-/// search.
+/// A set of IPv4 and IPv6 networks. The networks are disjoint and sorted, so that a lookup is a
+/// binary search.
 ///
 /// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, both in
 /// networks and in values.

@@ -1,5 +1,5 @@
 //! Literals of a regular expression: every matching value contains at least one of these strings.
-//! The index uses them to find the expression.
+//! The pattern index finds the expression by these strings.
 
 use regex_syntax::hir::{
     Hir, HirKind,
@@ -54,8 +54,8 @@ fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
 }
 
 /// Returns all matching values, if there are only a few. If the expression has an assertion such as
-/// `\b`, some of the returned values may not match. This is harmless, because the expression itself
-/// is evaluated as well.
+/// `\b`, some of the returned values may not match. Such values are harmless, because the
+/// expression itself is evaluated as well.
 fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
     let literals = prefixes.literals().filter(|literals| {
         !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())
@@ -117,7 +117,7 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
 }
 
 /// Ranks literal lists by specificity. The list whose shortest literal is longer is more specific.
-/// If these lengths are equal, the list with fewer literals is more specific.
+/// Of two lists with equally long shortest literals, the list with fewer literals is more specific.
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))

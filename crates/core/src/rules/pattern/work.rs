@@ -22,7 +22,7 @@ pub(in crate::rules) enum Effort {
 }
 
 impl Effort {
-    /// Returns how much work one evaluation of a value of `bytes` bytes counts as.
+    /// Returns the work of one evaluation on a value of `bytes` bytes.
     fn of(self, bytes: usize) -> usize {
         match self {
             Self::Constant => 1,
@@ -61,8 +61,8 @@ impl Work {
     }
 
     /// Counts one evaluation of a pattern. If the counter exceeds its maximum, returns false, and
-    /// the caller must skip the evaluation. Results may be wrong if evaluations were skipped, so
-    /// the caller must call [`Self::check`] afterwards, which then rejects the request.
+    /// the caller must skip the evaluation. If an evaluation was skipped, the results may be wrong,
+    /// so the caller must then call [`Self::check`], which rejects the request.
     pub(in crate::rules) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);

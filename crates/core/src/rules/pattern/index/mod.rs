@@ -1,12 +1,12 @@
 //! The index: finds the items whose conditions can hold for a request without evaluating all items.
 //!
 //! An item is a rule, an allow list entry or an alternative in a long list of patterns. Each item
-//! is filed under a fact: a requirement that a request must meet for the item's conditions to hold.
-//! For example, a value equals a string, or begins with it, ends with it or contains it; an address
-//! is in a network; or an entry is present. A lookup searches the index once for each entry of the
-//! request, and only the items found are evaluated. If an item can be filed under several facts,
-//! the index uses the fact shared with the fewest other items. For example, ten thousand rules with
-//! the same path and different customers are filed by customer.
+//! is filed under a requirement that a request must meet for the item's conditions to hold. Such a
+//! requirement is, for example, that a value equals, begins with, ends with or contains a string,
+//! that an address is in a network, or that an entry is present. A lookup searches the index once
+//! for each entry of the request, and only the items found are evaluated. If an item has several
+//! requirements, the index uses the requirement shared with the fewest other items. For example,
+//! ten thousand rules with the same path and different customers are filed by customer.
 //!
 //! An item without conditions, or with only negated conditions, cannot be filed, so it is evaluated
 //! for every request.
@@ -98,8 +98,8 @@ struct Hook<'a> {
     on: Criterion<'a>,
 }
 
-/// One way to file an item: the hooks under which it is filed. Whenever the item applies, at least
-/// one of these hooks is true.
+/// One way to file an item: the requirements (hooks) under which the index finds the item. Whenever
+/// the item applies, at least one of these requirements is met.
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
@@ -115,8 +115,8 @@ impl<'a> Item<'a> {
         Self { ways, weight }
     }
 
-    /// Creates an item for an alternative in a list of patterns. A list's index has no entry names,
-    /// because all alternatives are matched against the same value.
+    /// Creates an item for an alternative in a list of patterns. The index of a list has no entry
+    /// names, because all alternatives are matched against the same value.
     pub(in crate::rules) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
@@ -226,9 +226,9 @@ impl Index {
     }
 }
 
-/// Returns the sort key for one way to file an item; the way with the smallest sort key is used.
-/// The sort key has three parts, in this order: the largest number of items that share a hook; the
-/// least specific hook; the number of hooks.
+/// Returns the sort key for one way to file an item; the index uses the way with the smallest sort
+/// key. The parts of the sort key are, in this order: the largest number of items that share a
+/// hook; the least specific hook; the number of hooks.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
     let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();

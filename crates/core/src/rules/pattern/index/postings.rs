@@ -1,5 +1,5 @@
 //! Postings: the items (rules, allow list entries or alternatives) filed under one entry name. A
-//! lookup finds them by the entry's value.
+//! lookup finds these items by the entry's value.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
@@ -7,12 +7,12 @@ use ipnet::IpNet;
 
 use crate::rules::pattern::{Kind, Pattern, cidr::address, glob::Glob, literals::Literals, route};
 
-/// The maximum length of a prefix or suffix under which an item is filed. It bounds the number of
-/// lookups for a value.
+/// The maximum length of a prefix or suffix under which an item is filed. This maximum bounds the
+/// number of lookups for a value.
 const MAX_AFFIX_BYTES: usize = 64;
 
-/// The maximum length of a literal in the automaton. It limits the number of states of the
-/// automaton, and the number of literals that can end at one byte of a value.
+/// The maximum length of a literal in the automaton. This maximum limits the number of states of
+/// the automaton, and the number of literals that can end at one byte of a value.
 const MAX_PART_BYTES: usize = 32;
 
 /// A fact about an entry's value that must be true for an item to apply. The most specific kind
@@ -341,8 +341,8 @@ fn ways_of_any<'a>(
     vec![way]
 }
 
-/// Returns the most specific of `ways`. A way is as specific as the least specific criterion in its
-/// list.
+/// Returns the most specific of `ways`. The specificity of a way is that of the least specific
+/// criterion in its list.
 pub(in crate::rules) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
     let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
