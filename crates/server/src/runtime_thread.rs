@@ -1,4 +1,4 @@
-//! Threads with their own tokio runtime, for connections that the server itself opens.
+//! Threads that have their own tokio runtime, for the connections that the server itself opens.
 
 use std::{io, thread};
 

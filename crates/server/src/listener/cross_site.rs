@@ -6,9 +6,9 @@
 //!
 //! An attacker can also make the name of a site resolve to an address of this server (DNS
 //! rebinding). A request to that name then has the same origin as the page, so the page can read
-//! the response. Therefore a request from a browser is accepted only if its host is one that no
-//! attacker controls: an address, `localhost` or a configured name. Checking `Sec-Fetch-Site` and
-//! `Origin` alone does not suffice. Browsers send `Origin` with each `POST`, but send neither
+//! the response. Therefore, a request from a browser is accepted only for a host that no attacker
+//! controls: an address, `localhost` or a configured name. The headers `Sec-Fetch-Site` and
+//! `Origin` alone do not suffice. Browsers send `Origin` with each `POST`, but send neither
 //! `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
 
 use std::net::IpAddr;
@@ -30,7 +30,8 @@ pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
         let value = value.as_bytes();
         value == b"same-origin" || value == b"none"
     };
-    // All header lines must match, because it is unclear which of several lines the browser sent.
+    // All header lines must match, because the server cannot tell which of several lines the
+    // browser sent.
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 

@@ -25,8 +25,8 @@ pub(super) struct CandidateFile {
 /// What a reload does with the candidate rules.
 #[derive(Debug)]
 pub(super) enum CandidateChange {
-    /// Keeps the candidate rules and continues their comparison with the active rules, because the
-    /// file is unchanged.
+    /// The file is unchanged, so keep the candidate rules and continue to compare them with the
+    /// active rules.
     Keep,
     /// Replaces the candidate rules.
     Replace(Option<Box<CandidateRules>>),
@@ -52,8 +52,8 @@ pub enum PromoteError {
     /// There are no candidate rules.
     #[error("there are no candidate rules; name their file under `candidate` in the rules file")]
     NoCandidate,
-    /// The file has changed since its rules were loaded for the comparison, so the comparison says
-    /// nothing about its current rules.
+    /// The file has changed since its rules were loaded for the comparison, so the comparison does
+    /// not apply to the current content.
     #[error(
         "{0} has changed since its rules were compared; look at `tidegate candidate` again, then repeat the command"
     )]
@@ -74,9 +74,9 @@ impl CandidateFile {
         }
     }
 
-    /// Checks the file. Returns whether it has changed since the last check. A missing file is
-    /// probably being replaced, so it counts as changed only if two consecutive checks find it
-    /// missing.
+    /// Checks the file. Returns whether the file has changed since the last check. A missing file
+    /// is probably being replaced, so a missing file counts as changed only at the second
+    /// consecutive check.
     pub(super) fn detect_change(&mut self) -> bool {
         let now = stamp(&self.config.file);
         let was_gone = std::mem::replace(&mut self.is_gone, now.is_none());

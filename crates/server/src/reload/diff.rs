@@ -18,7 +18,7 @@ pub struct RulesDiff {
     pub added: Vec<String>,
     /// The names of rules that no longer exist.
     pub removed: Vec<String>,
-    /// The rules that are in both sets but differ.
+    /// The rules that are in both sets and differ.
     pub changed: Vec<RuleChange>,
 }
 
@@ -130,8 +130,8 @@ impl RuleChange {
         let key = |rule: &Rule| rule.key().map(str::to_owned).collect::<Vec<String>>();
         let when = |rule: &Rule| rule.applies_when().to_string();
         let limits = changed([old, new].map(limits));
-        // The policy notation does not include all settings of a limit. For example, it omits
-        // `soft` and `count_denied`.
+        // The policy notation does not include all settings of a limit. For example, the notation
+        // omits `soft` and `count_denied`.
         let has_hidden_changes = limits.is_none() && old.limits().iter().ne(new.limits().iter());
         let change = Self {
             rule: new.name().to_owned(),

@@ -43,7 +43,7 @@ fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
     }
 }
 
-/// The interval at which the rules file is checked for changes. A check costs one `stat` call.
+/// The interval at which the rules file is checked for changes. A check takes one `stat` call.
 /// Unlike file system notifications, such a check also works on network file systems and with the
 /// symbolic links of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -177,7 +177,7 @@ impl Reloader {
     ///
     /// # Errors
     ///
-    /// Returns a [`LoadError`]. In this case, the active rules stay active.
+    /// Returns a [`LoadError`]. The active rules then stay active.
     pub fn reload(&self, by: &str) -> Result<ReloadSummary, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
@@ -367,7 +367,7 @@ impl Reloader {
     ///
     /// # Errors
     ///
-    /// Returns a [`PromoteError`]. In this case, the active rules stay active.
+    /// Returns a [`PromoteError`]. The active rules then stay active.
     pub fn promote(&self) -> Result<Promotion, PromoteError> {
         let mut last = self.last();
         let candidate = last.candidate.as_ref().ok_or(PromoteError::NoCandidate)?;

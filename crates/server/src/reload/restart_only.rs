@@ -37,7 +37,7 @@ pub struct RestartOnlySettings {
 }
 
 impl RestartOnlySettings {
-    /// Copies these settings from `config`.
+    /// Copies the restart-only settings from `config`.
     #[must_use]
     pub fn with(config: &Config) -> Self {
         Self {

@@ -4,8 +4,8 @@
 //! Each connection uses a descriptor. With a limit of 1,024 descriptors and 10,000 connections per
 //! listener, the idle clients of one listener could exhaust all descriptors. No descriptors would
 //! then be left for the other listeners, including the admin listener, or for upstream connections.
-//! Therefore the limit is raised at startup as far as the system allows. If the system allows too
-//! few descriptors, the connection limits are lowered.
+//! Therefore, the server raises this limit at startup as far as the system allows. If the system
+//! allows too few descriptors, the server lowers the connection limits.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_config::{Config, ListenerSettings};
@@ -117,7 +117,7 @@ fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let mut lowered = Vec::new();
     for bound in bounds {
         // Each listener's share is proportional to its configured limit. The product may overflow
-        // u64, so it is computed in u128.
+        // `u64`, so compute it in `u128`.
         let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
         let share = u64::try_from(share)
             .unwrap_or(u64::MAX)

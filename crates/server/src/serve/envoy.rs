@@ -32,8 +32,8 @@ pub(super) fn start(
             Ok((Arc::new(RuleSource::Files(watcher)), None))
         }
         RuleOrigin::Xds(xds) => {
-            // Without this check, an invalid path would only be logged and would not prevent the
-            // server from starting.
+            // Without this check, the server would start with an invalid path, and would only log
+            // the error.
             preflight::check_xds(&xds)?;
             let initial = if envoy.start_without_config {
                 InitialConfig::Optional

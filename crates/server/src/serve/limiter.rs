@@ -118,8 +118,8 @@ fn restore_overrides(
             tracing::info!(file = %path.display(), count, "overrides restored");
             Ok(())
         }
-        // The folder does not exist. In this case, snapshots cannot be written either, but the
-        // server starts anyway.
+        // The folder does not exist. Writing snapshots to this folder fails too, but the server
+        // starts anyway.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::warn!(
                 file = %path.display(),
@@ -164,7 +164,7 @@ fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<RequestReco
     RequestRecorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
 }
 
-/// Restores the snapshot into `store`. Returns its outstanding reservations.
+/// Restores the snapshot into `store`. Returns the outstanding reservations in the snapshot.
 fn restore(
     store: &MemoryStore,
     snapshot: &Snapshot,

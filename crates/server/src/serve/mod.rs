@@ -62,12 +62,14 @@ pub const LOG_TARGET: &str = module_path!();
 /// not possible. Call [`Signals::install`] before this function. An unreachable Redis does not
 /// prevent the server from starting: the fallback policies apply until Redis is reachable.
 ///
-/// With a `takeover`, the server uses the sockets of the old process of an upgrade. It accepts
-/// connections only in [`ServerHandle::until_stopped`], when it has taken over the state.
+/// With a `takeover`, the server uses the sockets of the old process of an upgrade. With a
+/// `takeover`, the server accepts connections only in [`ServerHandle::until_stopped`], when it has
+/// taken over the state.
 ///
 /// # Errors
 ///
-/// Returns a [`ServeError`] if the server cannot start. In this case, all listeners are closed.
+/// Returns a [`ServeError`] if the server cannot start. If the server cannot start, all listeners
+/// are closed.
 pub fn start(
     mut config: Config,
     source: Option<&Path>,
@@ -123,8 +125,8 @@ pub fn start(
         proxy: proxy.clone(),
         credentials: loaded.credentials,
     };
-    // Log this warning only after all files have been loaded, so that it does not distract from an
-    // error in a file.
+    // Log this warning only after all files have been loaded, so that the warning does not distract
+    // from an error in a file.
     if let Some(warning) = loaded.lowered_connections {
         tracing::warn!("{warning}");
     }
@@ -177,8 +179,8 @@ fn load(
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
     let passed = takeover.map(Takeover::take_listeners);
     let sockets = Sockets::open(config, passed.unwrap_or_default())?;
-    // Check this only after `Sockets::open`, because the address may come from a socket passed by
-    // the service manager.
+    // Check the address only after `Sockets::open`, because the address may come from a socket
+    // passed by the service manager.
     check_admin(config.listen.admin, &credentials)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");

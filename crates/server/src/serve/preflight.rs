@@ -26,12 +26,11 @@ use crate::{
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
 /// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read. Also
-/// checks that the access log and the files for recorded requests and events can be written. The
-/// files are read as at startup, but no file is created or written, and no listener is opened.
+/// checks that the access log and the files for recorded requests and events can be written. Reads
+/// the files as at startup, but does not create or write a file, and does not open a listener.
 ///
-/// This function does not check whether addresses are in use, or whether a new log file can be
-/// created in its folder. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's
-/// rules.
+/// Does not check whether addresses are in use, or whether a new log file can be created in its
+/// folder. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's rules.
 #[must_use]
 pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();

@@ -84,8 +84,8 @@ pub enum StopError {
 
 /// The signals that the server handles.
 ///
-/// Create this value before the listeners start. Otherwise, a SIGTERM that arrives immediately
-/// after they start kills the process without a graceful shutdown.
+/// Create this value before the listeners start: without it, a SIGTERM immediately after their
+/// start kills the process without a graceful shutdown.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -156,7 +156,7 @@ pub struct ServerHandle {
     pub(super) snapshot: Option<Snapshot>,
     /// A copy of each listening socket, for a new process.
     pub(super) own_listeners: Vec<OwnListener>,
-    /// The old process from which this process takes over.
+    /// The old process, if this process takes over from one.
     pub(super) takeover: Option<Takeover>,
     /// The program of an upgrade; `None` if upgrades are not possible.
     pub(super) program: Option<Program>,
@@ -191,7 +191,7 @@ impl ServerHandle {
     }
 
     /// Takes over from the old process, if there is one. Then serves until SIGTERM or SIGINT
-    /// arrives, and shuts down gracefully, or until a new process has taken over.
+    /// arrives and shuts down gracefully, or serves until a new process has taken over.
     ///
     /// During a shutdown, the server first reports not-ready and keeps serving for
     /// `shutdown.pre_stop_delay`; a second signal ends this phase early. Then the server drains
@@ -288,8 +288,8 @@ impl ServerHandle {
         }
     }
 
-    /// Asks the worker thread that accepts connections to report to the watchdog. This way, the
-    /// service manager notices if this thread or that one hangs.
+    /// Asks the worker thread that accepts connections to report to the watchdog. The service
+    /// manager therefore notices if the accepting thread or the reporting thread hangs.
     fn report_alive(&self) {
         self.server.spawn(|| async { service_manager::alive() });
     }
@@ -475,8 +475,8 @@ impl ServerHandle {
         if let Some(events) = limiter.events() {
             events.finish();
         }
-        // Publish the last counts. Otherwise, other servers would not list the requests that
-        // arrived in the last second and during the drain.
+        // Publish the last counts. Otherwise, the lists on other servers would lack the requests
+        // that arrived in the last second and during the drain.
         if let Some(top) = limiter.top_talkers() {
             top.collect_ended(limiter.now());
         }

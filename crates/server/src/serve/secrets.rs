@@ -12,7 +12,7 @@ use crate::listener::admin::AdminCredential;
 /// [`start`](super::start) reads the variables.
 #[derive(Clone, Default)]
 pub struct Secrets {
-    /// The admin token, if there is one.
+    /// The admin token, if one is configured.
     pub token: Option<String>,
     /// The tokens of [`Config::operator_tokens`], in the same order.
     pub operator_tokens: Vec<String>,

@@ -140,7 +140,7 @@ impl Sockets {
             return Err(InheritedSocketError::Duplicate(name));
         }
         let not_listening = |problem| InheritedSocketError::NotListening { name, problem };
-        // A new process that this process starts must not inherit the descriptor.
+        // A child process must not inherit the descriptor.
         let checked = socket.and_then(|socket| {
             rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
             Ok((socket.local_addr()?, is_listening(&socket)?, socket))

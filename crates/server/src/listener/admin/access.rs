@@ -190,7 +190,8 @@ fn is_local(headers: &HeaderMap) -> bool {
         let text = value.to_str();
         text.is_ok_and(|text| is_loopback_name(&format!("{scheme}{text}")))
     };
-    // All header lines must match, because it is unclear which of several lines the browser sent.
+    // All header lines must match, because the server cannot tell which of several lines the
+    // browser sent.
     headers
         .get_all(HOST)
         .iter()

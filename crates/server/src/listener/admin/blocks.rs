@@ -144,9 +144,8 @@ pub(super) async fn put(
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
-/// Refuses a block for `span` if the block `current` lasts longer. The remaining time of `current`
-/// is measured by the store's clock, because a repeated request could otherwise fail if this
-/// server's clock differs from the store's clock.
+/// Refuses a block for `span` if the block `current` lasts longer. The store's clock measures the
+/// remaining time of `current`: if this server's clock differed, a repeated request could fail.
 async fn refuse_shorter(
     limiter: &ServerLimiter,
     current: &Block,

@@ -85,7 +85,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
      img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The headers of every file. With `no-cache`, the browser revalidates a cached file before each
-/// use. This way, the page and the API have the same version after an upgrade.
+/// use. After an upgrade, the page and the API therefore have the same version.
 const HEADERS: [(HeaderName, &str); 7] = [
     (CONTENT_SECURITY_POLICY, POLICY),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -109,7 +109,8 @@ pub(super) fn has_file(path: &str) -> bool {
 
 /// Returns whether the browser opens the page because the user followed a link or entered the
 /// address. A page of another site may link to the console, because the console does nothing until
-/// the operator uses it. Such a page may not load the console in a frame or with a script.
+/// the operator uses it. A page of another site may not load the console in a frame or with a
+/// script.
 pub(super) fn is_opened(request: &Request<Incoming>) -> bool {
     let is = |name: &'static str, expected: &str| {
         let mut lines = request.headers().get_all(name).iter();

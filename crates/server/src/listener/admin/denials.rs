@@ -81,7 +81,7 @@ pub(super) async fn list(
     let key = wanted.key();
     let mut filter = wanted.filter(&key);
     // If this server alone has enough denials to fill the list, `merge` would drop all older
-    // denials of other servers, so they are not read.
+    // denials of other servers, so do not read those denials.
     if own.denials.len() >= most
         && let Some(oldest) = own.denials.last()
     {
@@ -90,7 +90,8 @@ pub(super) async fn list(
     let others = top::with_timeout(limiter.denials_of_others(&filter, most)).await;
     let others = others.unwrap_or_else(OtherDenials::unknown);
     let listed = merge(own, others.list, most);
-    // If a rule no longer exists, its denials are still listed until newer denials overwrite them.
+    // If a rule no longer exists, the list still contains its denials until newer denials overwrite
+    // them.
     match name {
         Some(name) if rule.is_none() && listed.denials.is_empty() => {
             Err(no_rule(&rules, name, &[]))

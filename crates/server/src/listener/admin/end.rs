@@ -5,7 +5,7 @@ use tidegate_core::{Span, Timestamp, bounds::MAX_PERIOD, notation};
 use tidegate_limiter::date;
 use tidegate_net::{Problem, input::shown};
 
-/// Serialises the end of an override or of a block. If it has no end, all fields are null.
+/// Serialises the end of an override or of a block. Without an end, all fields are null.
 pub(super) fn end_document(until: Option<Timestamp>, now: Timestamp) -> Value {
     let left = until.map(|until| until.since(now));
     json!({

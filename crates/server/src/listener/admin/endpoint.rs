@@ -1,4 +1,4 @@
-//! The endpoints of the admin API: their paths, methods and scopes.
+//! The endpoints of the admin API, with their paths, methods and scopes.
 
 use hyper::Method;
 use tidegate_net::Problem;
@@ -252,7 +252,7 @@ mod tests {
     fn a_change_is_never_a_get() {
         for (name, operation) in ENDPOINTS.iter().flat_map(|endpoint| endpoint.operations) {
             assert!(!(operation.is_change() && *name == "GET"), "{operation:?}");
-            // Explanations and previews use `POST` because they need a body, but change nothing.
+            // Explanations and previews need a body, so they use `POST`, but they change nothing.
             let is_query = matches!(operation, Operation::Explain | Operation::PreviewRules);
             assert_eq!(
                 operation.is_change(),

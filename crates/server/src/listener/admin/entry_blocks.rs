@@ -47,8 +47,8 @@ struct BlockRequest {
     may_be_wide: bool,
 }
 
-/// Serves `GET /v1/entry-blocks`: lists blocks page by page. Each page requires a scan of all
-/// blocks, so the scan runs on another thread.
+/// Serves `GET /v1/entry-blocks`: lists blocks page by page. The scan for a page visits all blocks,
+/// so it runs on another thread.
 pub(super) async fn list(
     limiter: &Arc<ServerLimiter>,
     query: Option<&str>,
@@ -197,9 +197,8 @@ fn target(path: &[&str], query: Option<&str>) -> Result<EntryBlockTarget, Proble
     target.map_err(|error| Problem::bad(&error.field, error.problem))
 }
 
-/// Rejects a target that no request can match: because the rule does not exist, because no rule
-/// uses an entry, so that the listeners do not extract it, or because the listeners never produce
-/// the value.
+/// Rejects a target that no request can match: the rule does not exist, the listeners do not
+/// extract an entry because no rule uses it, or the listeners never produce the value.
 fn check(
     limiter: &ServerLimiter,
     rules: &RuleSet,
@@ -259,10 +258,10 @@ fn foreign(limiter: &ServerLimiter, name: &str, value: &BlockedValue) -> Option<
 }
 
 /// Describes an IPv6 network of the entry `ip` that is a part of a network whose clients share one
-/// count. A block of this part would deny either none of these clients or all of them.
+/// count. A block of such a part would deny either none of these clients or all of them.
 fn part_of_count(trust: &Trust, address: IpAddr, prefix: u8) -> Option<String> {
     let (bits, counted) = (trust.ipv6_prefix(), trust.counted(address));
-    // The listeners write the network as its first address.
+    // The listeners write a network as its first address.
     let is_counted = prefix == MAX_IPV6_PREFIX && counted == address;
     let is_part = address.is_ipv6() && prefix > bits && !is_counted;
     is_part.then(|| {

@@ -1,4 +1,5 @@
-//! `GET /v1/events`: events as they happen, as server-sent events, or the recent events as JSON.
+//! `GET /v1/events` returns events as they happen, as server-sent events, or the recent events as
+//! JSON.
 //!
 //! The format is defined by the [HTML standard]. A client that reconnects with `Last-Event-ID`
 //! receives the events after that event, if these events are still in memory. After a server
@@ -33,7 +34,7 @@ use tidegate_net::{Phase, Problem, ResponsePhase, Shutdown, response::json};
 
 use super::{super::http::serve::ResponseBody, query::Query};
 
-/// If there is no event for this long, a comment is sent.
+/// If there is no event for this time, the server sends a comment.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// The body of an admin listener response.

@@ -203,7 +203,7 @@ impl View<'_> {
         let because = match (failed, explanation.allowed_by) {
             (Some(failed), _) => failed.to_string(),
             (None, Some(when)) => format!("the request matches the allow list: {when}"),
-            // This case does not occur. The decision was made with the same rules at the same time,
+            // This case cannot occur. The decision was made with the same rules at the same time,
             // so either a condition failed or the allow list matched.
             (None, None) => "it does not apply".to_owned(),
         };

@@ -174,9 +174,9 @@ pub(super) fn blocked_for(until: Option<Timestamp>, now: Timestamp) -> RetryAfte
 /// request would have; it is empty for a blocked key. In the document, `retry_after_ms` is the time
 /// until the limit would admit a request: 0 means now, and null means never.
 ///
-/// For a blocked key, `retry_after_ms` is the time until the block ends. There is one exception: if
-/// an exhausted limit is full only after the block ends, `retry_after_ms` is the time until the
-/// limit is full. While the key is blocked, it is not charged, so its limits only refill.
+/// For a blocked key, `retry_after_ms` is the time until the block ends. One exception: if an
+/// exhausted limit is full only after the block ends, `retry_after_ms` is the time until the limit
+/// is full. While the key is blocked, it is not charged, so its limits only refill.
 pub(super) fn limit_documents<'p>(
     policies: impl Iterator<Item = &'p str>,
     current: &[Outcome],

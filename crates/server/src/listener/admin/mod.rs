@@ -28,8 +28,8 @@
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | reload the rules file |
 //!
-//! A key consists of the values of the rule's key entries, in order. Each value is one
-//! percent-encoded path segment.
+//! A key consists of the values of the rule's key entries, in order. In the path, each value is one
+//! percent-encoded segment.
 
 mod access;
 mod audit;
@@ -110,13 +110,13 @@ pub struct AdminContext {
     pub proxy: Option<Arc<ProxyRuntime>>,
     /// The settings for trusting and normalising client addresses.
     pub identity: Arc<Identity>,
-    /// The accepted tokens. Each request must include one of them. If the list is empty, any
-    /// request from this machine is accepted.
+    /// The accepted tokens. Each request must include one of these tokens. If the list is empty,
+    /// any request from this machine is accepted.
     pub credentials: Vec<AdminCredential>,
     /// The host names that browsers may use in addition to `localhost`, in lower case. If no token
     /// is configured, this setting has no effect.
     pub hosts: Vec<String>,
-    /// The listener's certificate; without one, connections are plaintext.
+    /// The TLS configuration with the listener's certificate; `None` for plaintext connections.
     pub tls: Option<Arc<Tls>>,
 }
 

@@ -39,8 +39,8 @@ struct OverrideRequest {
     spelling: Spelling,
 }
 
-/// Serves `GET /v1/overrides`: lists overrides page by page. Each page requires a scan of all
-/// overrides, so the scan runs on another thread.
+/// Serves `GET /v1/overrides`: lists overrides page by page. The scan for a page visits all
+/// overrides, so it runs on another thread.
 pub(super) async fn list(
     limiter: &Arc<ServerLimiter>,
     query: Option<&str>,
@@ -258,7 +258,7 @@ impl View {
     }
 
     /// Serialises an override. The field `inactive` is present only if the override is not valid
-    /// for its rule. In this case, the rule's own limits apply.
+    /// for its rule. The rule's own limits then apply.
     fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
         let mut document = self.change(found);
         document["rule"] = json!(rule.name());

@@ -1,5 +1,5 @@
 //! Paths whose segments contain a rule name and key values. Each segment is percent-decoded
-//! separately, so that a key may contain a slash.
+//! separately, so that a value may contain a slash.
 
 use std::net::IpAddr;
 
@@ -53,8 +53,8 @@ impl KeyTarget<'_> {
     }
 
     /// Works like [`Self::find`], for the key of a block. If no active rule has such a key, returns
-    /// the problem, and encodes the key for a former rule with this name. With this key, a block
-    /// from the former rule can still be lifted.
+    /// the problem, and encodes the key for a former rule with this name. An operator can lift a
+    /// block from the former rule with this key.
     pub(super) fn find_or_former<'r>(
         &self,
         rules: &'r RuleSet,

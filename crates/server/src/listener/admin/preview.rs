@@ -24,7 +24,7 @@ use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as pr
 const MAX_QUERIES: usize = 20;
 
 /// Returns the changes that the rules file in the body would make. For each rule that would start
-/// to deny requests, the response contains the number of requests that the rule would have denied
+/// to deny requests, the response contains the number of requests that this rule would have denied
 /// in the last hour.
 pub(super) async fn preview(
     limiter: &Arc<ServerLimiter>,

@@ -10,7 +10,7 @@ use tidegate_redis::Health;
 use super::{Admin, access::Operator};
 use crate::{geoip::GeoIp, reload::Reloader};
 
-/// The server's readiness, and its degraded components.
+/// Whether the server is ready, and which components are degraded.
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,

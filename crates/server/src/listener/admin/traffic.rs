@@ -53,7 +53,7 @@ fn whole_ring() -> Span {
     Span::from_micros(TRAFFIC_BUCKET.as_micros().saturating_mul(buckets))
 }
 
-/// Serialises the counts as one list per kind of count, such as requests and denials.
+/// Serialises the counts as one list for each kind of count, such as requests or denials.
 fn series(counts: &[TrafficCounts]) -> Value {
     let list = |read: fn(&TrafficCounts) -> u64| counts.iter().map(read).collect::<Vec<u64>>();
     json!({

@@ -55,8 +55,9 @@ struct Options<'q> {
     reserve: Option<Span>,
 }
 
-/// The header with the verdict's rule. For a denial, this is the rule that denied the request.
-/// Otherwise, it is the rule whose limit is closest to being exhausted.
+/// The header with the verdict's rule. For a denial, this header names the rule that denied the
+/// request. For an admitted request, this header names the rule whose limit is closest to being
+/// exhausted.
 const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
 
 /// The header with the values of the rule's key, separated by commas.
@@ -237,7 +238,7 @@ async fn decide_forwarded(
                     (finish(rules, verdict), reservation)
                 };
                 let reserving = limiter.reserve(&rules, scratch, &described, ttl, turn, finish);
-                // This future is boxed because it is large, and because reservations are rarer than
+                // This future is boxed because it is large and because reservations are rarer than
                 // checks.
                 Box::pin(reserving).await
             }
@@ -271,8 +272,8 @@ fn answer(
     // codes.
     let denied = options.deny.filter(|_| !verdict.allowed);
     let status = denied.unwrap_or_else(|| status(verdict));
-    // Proxies do not read the body of an allowed response. nginx and Caddy close the connection if
-    // there is one, so without a body they can use it again.
+    // nginx and Caddy do not read the body of an allowed response, and close the connection if
+    // there is a body; without a body, they can reuse the connection.
     match verdict.allowed {
         true => context.headers_only(status, verdict, now),
         false => context.public_verdict(status, verdict, now),

@@ -101,7 +101,7 @@ pub(crate) fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Pro
 }
 
 /// Parses a body that may contain the `known` fields, or reports all errors in it. `read_field`
-/// reads those fields that do not occur in a check.
+/// reads the fields that a check does not have.
 pub(super) fn read_with<'j>(
     members: &'j Members<'_>,
     known: &[&str],

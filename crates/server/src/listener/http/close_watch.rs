@@ -18,9 +18,9 @@ use std::{
 use tidegate_net::{PeerClosed, TimedStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The interval between periodic connection checks. These checks do not depend on socket events.
-/// They are needed if the client has sent further bytes before it closed the connection: while
-/// these bytes are unread, they hide the end of the stream.
+/// The interval between periodic connection checks. These periodic checks do not depend on socket
+/// events. The checks are needed if the client sends further bytes before it closes the connection:
+/// while these bytes are unread, they hide the end of the stream.
 const RECHECK: Duration = Duration::from_secs(1);
 
 /// A handle that a request uses to detect that its client has closed the connection.
@@ -64,7 +64,7 @@ impl CloseWatch {
     }
 }
 
-/// Requests checks of the connection until this value is dropped.
+/// Requests checks of the connection until the guard is dropped.
 struct WatchGuard<'w>(&'w WatchState);
 
 impl<'w> WatchGuard<'w> {

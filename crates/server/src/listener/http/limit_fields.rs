@@ -153,8 +153,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .text("an IANA time zone such as Europe/Berlin", problems)
                     .map(str::to_owned)
             }
-            // A day that is too large for the integer type becomes 127. No month has this day, so
-            // the value is rejected with a message that states the valid range.
+            // A day that is too large for the integer type becomes 127. No month has the day 127,
+            // so the value is rejected with a message that states the valid range.
             "day" => {
                 day = part
                     .number(problems)
@@ -172,8 +172,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     if unit.is_none() && problems.len() == before {
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
-    // If the unit is invalid, `month` is assumed, because it permits the widest ranges. This way,
-    // other values that would be invalid for every unit are reported too.
+    // If the unit is invalid, `month` is assumed, because it permits the widest ranges. With
+    // `month`, a value is reported only if it is invalid for every unit.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {
         field: part,

@@ -89,7 +89,7 @@ pub struct HttpContext {
     pub token: Option<String>,
     /// The host names that browsers may use in addition to `localhost`, in lower case.
     pub hosts: Vec<String>,
-    /// The listener's TLS configuration; without one, connections are plaintext.
+    /// The TLS configuration with the listener's certificate; `None` for plaintext connections.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -185,7 +185,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// The maximum size of the future that answers a request. hyper moves this future for each request,
-/// so the futures of rare operations, and of calls to Redis, are boxed.
+/// so the futures of rare operations and of calls to Redis are boxed.
 const MAX_FUTURE_BYTES: usize = 3 << 10;
 
 /// The context for handling the requests of one connection.
@@ -233,7 +233,7 @@ impl ConnectionContext {
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
-                    // This future is boxed because it is large. Without the box, the futures of all
+                    // The future is boxed because it is large. Without the box, the futures of all
                     // requests would be equally large, and hyper would have to move a large future
                     // for each request.
                     return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
@@ -301,7 +301,7 @@ impl ConnectionContext {
         // In a forward-auth request, the client chooses the `Authorization` value. If the proxy
         // appends its own `Tidegate-Token` line instead of replacing the client's line, the client
         // chooses one of the lines. An invalid value from the client must not count as a wrong
-        // guess by the proxy. Otherwise, a client could lock out the proxy.
+        // guess by the proxy. If it counted, a client could lock out the proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -325,7 +325,7 @@ impl ConnectionContext {
             Endpoint::Check => check::check(self, body, Effect::Charge).await,
             Endpoint::Peek => check::check(self, body, Effect::Peek).await,
             Endpoint::Throttle => throttle::throttle(self, body).await,
-            // These futures are boxed because they are large, and because these requests are rarer
+            // The futures are boxed because they are large and because these requests are rarer
             // than checks.
             Endpoint::Reserve => Box::pin(reserve::reserve(self, body)).await,
             Endpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
@@ -415,7 +415,7 @@ impl ConnectionContext {
 
 /// Returns the status for `verdict`. All HTTP endpoints use this mapping. A denial has status 429.
 /// If the store could not decide, or if the service is at its capacity, the status is 503, because
-/// the client has not caused the problem.
+/// the client did not cause the problem.
 pub(super) fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

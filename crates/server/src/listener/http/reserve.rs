@@ -176,7 +176,8 @@ pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<An
 
 const A_TOKEN: &str = "the string that /v1/reserve returned";
 
-/// Reads the fields of a body. Only the `known` fields are allowed, and the first one is required.
+/// Reads the fields of a body. Only the `known` fields are allowed, and the first of these fields
+/// is required.
 fn read_fields<'j>(
     members: &'j Members<'_>,
     known: &[&str],

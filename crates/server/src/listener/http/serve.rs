@@ -1,4 +1,4 @@
-//! The HTTP/1.1 server for one connection, with limits on size and time.
+//! The HTTP/1.1 server for one connection, with limits on sizes and times.
 
 use std::convert::Infallible;
 
@@ -111,7 +111,7 @@ pub(super) async fn serve_watched<S, F, B>(
         // decision, which would need a new 8 KiB buffer.
         .half_close(true)
         // The maximum number of header lines is hyper's default, which equals `net::MAX_HEADERS`.
-        // Setting it explicitly would be slower.
+        // Setting this number explicitly would be slower.
         //
         // Head and body are small, so hyper copies both into one buffer and sends them with a
         // single write.
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// Sends `request`. While its response is being prepared, the server begins to hand over its
+    /// Sends `request`. While the response is being prepared, the server begins to hand over its
     /// connections. The handler does not read the body. Returns the received bytes until the server
     /// closes the connection or hands it over, and the states of the handed over connections.
     async fn handed_over(request: &str) -> (String, Vec<Vec<u8>>) {

@@ -4,7 +4,7 @@
 //! A cache entry (`Template`) consists of the bytes before the key, the bytes after it, and the
 //! parsed request. A body matches a cache entry if it has the same bytes before and after its key,
 //! and if the key contains no escapes. Because JSON is parsed from left to right, such a body is
-//! the same request with another key. Therefore it need not be parsed.
+//! the same request with another key. Therefore, the server does not parse such a body.
 //!
 //! If the body matches a cache entry, an HTTP request takes 16,700 user-space instructions. If
 //! costs vary from 1 to 500, most bodies miss the cache, and a request takes 21,800 instructions
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use tidegate_core::{Cost, Effect, Limits};
 
-/// The parsed request, without its key.
+/// The parsed request without its key.
 #[derive(Clone, Debug)]
 pub(super) struct ThrottleParameters {
     pub(super) cost: Cost,
@@ -75,7 +75,7 @@ impl TemplateCache {
             });
             return;
         }
-        // Overwrites the oldest entry and reuses its memory, so that bodies that change constantly
+        // Overwrites the oldest entry and reuses its memory, so that constantly changing bodies
         // cause no allocations.
         let template = &mut self.templates[self.next];
         self.next = (self.next + 1) % Self::CAPACITY;
@@ -142,8 +142,8 @@ mod tests {
             (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
             (r#"{"key": "käse:1", "cost": 2}"#, Some(("käse:1", 2))),
             (r#"{"cost": 3, "key": "b"}"#, Some(("b", 3))),
-            // These bodies do not match the cache entry, or only parsing can show whether they
-            // match.
+            // These bodies do not match the cache entry, or the match can only be detected by
+            // parsing.
             (r#"{"key":  "a", "cost": 2}"#, None),
             (r#"{"key": "a", "cost": 22}"#, None),
             (r#"{"key": "a\n", "cost": 2}"#, None),

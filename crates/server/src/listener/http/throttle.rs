@@ -205,7 +205,7 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
 }
 
 /// Parses the limits in `list`. `beside` contains the limit fields that the body has next to
-/// `limits`. Of these, `algorithm` sets the default algorithm of the limits in `list`. Every other
+/// `limits`. The field `algorithm` sets the default algorithm of the limits in `list`. Every other
 /// field in `beside` is reported as an error.
 fn specs_of(
     list: Field<'_, '_>,

@@ -6,7 +6,7 @@
 use tidegate_core::{Line, Outcome, RetryAfter, Source, Verdict};
 use tidegate_tower::RuleNames;
 
-/// The initial buffer size in bytes. Most documents fit into it without reallocation.
+/// The initial buffer size in bytes. Most documents fit into this buffer without reallocation.
 const USUAL_BYTES: usize = 512;
 
 /// Returns the JSON document. Times are in milliseconds, rounded up. If a retry can never succeed,
@@ -112,7 +112,7 @@ impl Writer {
     }
 
     /// Writes a quoted string without escaping. The string must not contain characters that need
-    /// escaping. It is a fixed word or a policy, which may contain a time zone name.
+    /// escaping. The string is a fixed word or a policy, which may contain a time zone name.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
         debug_assert!(text.chars().all(is_plain), "{text:?}");
@@ -184,8 +184,8 @@ mod tests {
         assert_eq!(read(decision, &charge, &outcomes), expected);
     }
 
-    /// A slot becomes free when the request that holds it completes. It is unknown when this
-    /// happens.
+    /// A slot becomes free when the request that holds it completes. The server cannot know when
+    /// the request completes.
     #[test]
     fn the_wait_for_a_concurrency_slot_is_marked_as_an_estimate() {
         let slots = LimitSpec {

@@ -1,4 +1,4 @@
-//! Bounds on the memory that one client can make this listener use.
+//! Bounds on the memory that one client can make the listener use.
 
 /// The maximum number of arguments of a command, including its name.
 pub const MAX_ARGUMENTS: usize = 1_024;
@@ -14,8 +14,8 @@ pub const MAX_INLINE_BYTES: usize = 65_536;
 /// transaction's commands.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
-/// The maximum number of commands that are parsed before the first of these commands is run. This
-/// is also the number of keys that the store prefetches. With this maximum, a worker's argument
+/// The maximum number of commands that are parsed before the first of these commands is run. The
+/// store prefetches the keys of up to this number of commands. With this bound, a worker's argument
 /// list stays below 512 KiB.
 pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 

@@ -12,7 +12,8 @@ pub(super) struct LimitParameters {
     pub(super) period_secs: u64,
 }
 
-/// The program that defines the client's command. It determines the algorithm and the reply format.
+/// The program that defines the client's command. The dialect determines the algorithm and the
+/// reply format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Dialect {
     /// redis-cell's `CL.THROTTLE`, which admits `burst` + 1 requests at once.

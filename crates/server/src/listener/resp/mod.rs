@@ -2,16 +2,16 @@
 //! client.
 //!
 //! A command passes through several modules. `connection` does I/O and enforces timeouts, `worker`
-//! runs the complete commands, and `parse` splits a few commands at a time into arguments without
-//! copying them. Then `command` runs one command, `reply` writes the reply, and `pending` holds
-//! decisions that cannot be made immediately, for example because Redis has to make them.
+//! runs the complete commands, and `parse` splits a few commands at a time into arguments, without
+//! copying the arguments. Then `command` runs one command, `reply` writes the reply, and `pending`
+//! holds decisions that cannot be made immediately, for example because Redis has to make them.
 //!
 //! Commands that are read together form a batch, which is parsed, evaluated and answered together,
 //! with one `read` and one `write`. The store prefetches the batch's keys before the first
 //! decision. Batching makes pipelines fast. All decisions in a batch have the same timestamp.
 //!
 //! The memory that one client can make the server use is bounded, even if the client sends large
-//! commands or does not read replies. All these bounds are in [`bounds`].
+//! commands or does not read replies. The module [`bounds`] contains all these bounds.
 
 pub mod bounds;
 
@@ -36,9 +36,9 @@ use tidegate_net::{
 
 use self::session::Session;
 
-/// Returns the default bounds of this listener. They equal the general defaults, except that the
-/// idle timeout is one hour, because the connection pools of clients keep connections open for a
-/// long time and do not handle lost connections well.
+/// Returns the default bounds of this listener. They equal the general defaults, except for an idle
+/// timeout of one hour: clients' connection pools keep connections open for a long time and do not
+/// handle lost connections well.
 #[must_use]
 pub fn default_bounds() -> Bounds {
     Bounds {
@@ -77,13 +77,13 @@ pub struct RespContext {
     pub username: Option<String>,
     /// The password that `AUTH` requires; `None` if no authentication is required.
     pub password: Option<String>,
-    /// The listener's TLS configuration; without one, connections are plaintext.
+    /// The TLS configuration with the listener's certificate; `None` for plaintext connections.
     pub tls: Option<Arc<Tls>>,
     /// Whether clients may run `TIDEGATE.TOP`, which reveals the keys of all clients.
     pub top: bool,
 }
 
-/// Omits the password, so that it never reaches a log.
+/// Omits the password, so that no log contains the password.
 impl std::fmt::Debug for RespContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RespContext")
@@ -136,8 +136,8 @@ pub fn listen_guarded(
     })
 }
 
-/// Returns the replies to `input` from a client with the connection ID 1. This function uses no
-/// socket. It is for tests and fuzzing, and does not support a Redis-backed limiter.
+/// Returns the replies to `input` from a client with the connection ID 1. The function uses no
+/// socket. The function is for tests and fuzzing, and does not support a Redis-backed limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, input: &[u8]) -> Vec<u8> {

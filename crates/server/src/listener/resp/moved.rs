@@ -33,8 +33,8 @@ pub(super) struct MovedState {
 }
 
 impl Session {
-    /// Returns the state of this session and of its connection, which has read the bytes `unread`
-    /// and not used them.
+    /// Returns the state of this session and its connection; `unread` are the bytes that were read
+    /// from the connection but not processed.
     pub(super) fn state_to_move(&self, unread: &[u8]) -> Vec<u8> {
         let replies = match self.replies {
             Replies::On => 0,
@@ -97,7 +97,7 @@ impl Session {
                 let count = usize::try_from(u64::from_le_bytes(input.array()?)).ok()?;
                 let [is_spoilt] = input.array()?;
                 let queued = input.bytes(MAX_COMMAND_BYTES)?;
-                // A command takes at least one byte.
+                // Each command takes at least one byte.
                 if count > queued.len() && is_spoilt == 0 {
                     return None;
                 }

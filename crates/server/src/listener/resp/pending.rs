@@ -4,7 +4,7 @@
 //! With Redis, all decisions in a batch are requested at the same time, so that they share a
 //! pipeline. No more commands are read from the client until all of these decisions are made. With
 //! the memory store, decisions are made immediately. With either store, a request waiting for a
-//! concurrency slot is pending. If its client disconnects during the wait, the batch is dropped. A
+//! concurrency slot is pending. If the client disconnects during the wait, the batch is dropped. A
 //! transaction may need more than [`MAX_WAITING`] decisions. The excess decisions wait in this
 //! module, so that a single client cannot fill the queue of requests to Redis.
 
@@ -22,7 +22,7 @@ use super::{
     reply::Reply,
 };
 
-/// The replies to a batch. They are complete once all decisions in the batch are made.
+/// The replies to a batch. The replies are complete once all decisions in the batch are made.
 pub(super) struct PendingBatch {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
     /// The memory that the pending decisions use, in bytes.
@@ -31,8 +31,8 @@ pub(super) struct PendingBatch {
     pub(super) can_wait: bool,
     /// The signals that cancel the waiting requests in the batch.
     signals: Vec<Arc<CancelSignal>>,
-    /// Marks the connection as in use while a request is waiting. Otherwise, the connection would
-    /// be treated as idle.
+    /// Marks the connection as in use while a request is waiting. Otherwise, the idle timeout could
+    /// close the connection.
     in_flight: Option<InFlight>,
 }
 
@@ -74,7 +74,7 @@ impl PendingBatch {
     }
 
     /// Cancels the waiting requests. Returns true if one of these requests has a store call in
-    /// progress; in this case, the batch must not be dropped yet.
+    /// progress; the batch must then not be dropped yet.
     pub(super) fn cancel(&self) -> bool {
         let calling = self.signals.iter().filter(|signal| signal.cancel());
         calling.count() > 0

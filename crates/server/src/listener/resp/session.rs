@@ -26,7 +26,8 @@ pub(super) struct Session {
     pub(super) peer: SocketAddr,
     pub(super) protocol: Protocol,
     pub(super) replies: Replies,
-    /// The selected database. It separates the keys of limits that are sent with commands.
+    /// The selected database. The keys of limits that are sent with commands are separate for each
+    /// database.
     pub(super) database: Database,
     /// Whether the connection must be closed after the current command, and why.
     pub(super) ending: Ending,
@@ -54,7 +55,7 @@ pub(super) enum Replies {
     #[default]
     On,
     Off,
-    /// Neither this command nor the next one gets a reply.
+    /// Neither the current command nor the next command gets a reply.
     SkipNext,
 }
 

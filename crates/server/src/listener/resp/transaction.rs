@@ -48,7 +48,7 @@ impl Transaction {
         (!self.spoilt).then_some((self.count, self.queued))
     }
 
-    /// Returns an open transaction with these `count` commands, as [`Self::parts`] returned them.
+    /// Returns an open transaction with `count` commands, from the result of [`Self::parts`].
     pub(super) fn from_parts(count: usize, queued: Vec<u8>, spoilt: bool) -> Self {
         Self {
             queued,

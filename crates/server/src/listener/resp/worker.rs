@@ -1,8 +1,8 @@
 //! `CommandExecutor`: a worker's buffers, and the loop that handles commands.
 //!
 //! Each worker has one `CommandExecutor`, which all its connections share. A worker handles one
-//! batch at a time, so the buffers stay in the CPU cache. A connection needs no buffers of its own
-//! between batches, and therefore little memory.
+//! batch at a time, so these buffers stay in the CPU cache. A connection needs no buffers of its
+//! own between batches, and therefore little memory.
 
 use std::sync::Arc;
 
@@ -22,8 +22,8 @@ use super::{
 pub(super) struct CommandExecutor {
     /// The replies to the current batch.
     pub(super) output: Vec<u8>,
-    /// Pending decisions, such as those that Redis has to make. The replies to the batch are
-    /// complete when all of these decisions are made.
+    /// Pending decisions, for example decisions that Redis has to make. The replies to the batch
+    /// are complete when all of these decisions are made.
     pending: Vec<PendingReply>,
     parser: Parser,
     buffers: CommandBuffers,
@@ -125,7 +125,7 @@ fn has_room(output: &[u8], pending: &[PendingReply]) -> bool {
     output.len() < OUTPUT_BYTES && pending.len() < MAX_WAITING
 }
 
-/// Runs one command, and discards its reply if the client has turned replies off.
+/// Runs one command, and discards the reply if the client has turned replies off.
 fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out: &mut Vec<u8>) {
     if arguments.len() == 0 {
         return;
@@ -134,8 +134,8 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
-    // The command itself may be a `CLIENT REPLY`, so both the mode before the command and the mode
-    // after it determine whether the reply is discarded.
+    // The command itself may be `CLIENT REPLY`, so the mode before the command and the mode after
+    // the command determine whether the reply is discarded.
     let muted = match (before, *after) {
         (_, Replies::Off) => true,
         (Replies::SkipNext, _) => {

@@ -1,4 +1,4 @@
-//! Bounds on the memory that one HAProxy instance can make this listener use.
+//! Bounds on the memory that one HAProxy instance can make the listener use.
 
 /// The maximum frame length in bytes, without the length prefix. HAProxy offers its buffer size
 /// (`tune.bufsize`) minus 4, which is 16,380 by default.

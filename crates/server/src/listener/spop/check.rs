@@ -1,8 +1,9 @@
 //! Decides the request in a NOTIFY frame, and writes the ACK frame.
 //!
-//! All messages in a NOTIFY belong to one event of one stream. Therefore their arguments together
-//! are the entries of a single request, and a NOTIFY gets a single decision. The argument `cost`
-//! sets the request's cost. An argument without a value, such as an absent header, is ignored.
+//! All messages in a NOTIFY belong to one event of one stream. Therefore, the arguments of all
+//! these messages are the entries of a single request, and a NOTIFY gets a single decision. The
+//! argument `cost` sets the request's cost. An argument without a value, such as an absent header,
+//! is ignored.
 //!
 //! An ACK is sent for each NOTIFY whose payload can be decoded. An invalid request is denied. If
 //! the agent did not answer, HAProxy would admit the request, so a client could evade its limit
@@ -168,8 +169,8 @@ pub(super) async fn answer(
     Ok(out)
 }
 
-/// The variables that only some outcomes set. Each outcome unsets the variables that it does not
-/// set.
+/// The variables that not every outcome sets. Each outcome unsets the variables that it does not
+/// set itself.
 const OPTIONAL: [&str; 6] = [
     "retry_after",
     "remaining",

@@ -1,4 +1,5 @@
-//! Serves one connection: reads frames and writes the answers, with bounds on memory and timeouts.
+//! Serves one connection: reads frames and writes the answers, within the bounds on memory and
+//! time.
 
 use std::{
     cell::{Cell, RefCell},
@@ -22,7 +23,7 @@ use super::{
 };
 
 thread_local! {
-    /// This worker's read buffer. Only one connection uses it at a time.
+    /// The read buffer of this worker. Only one connection at a time uses the read buffer.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// The total size of the buffers that hold incomplete frames, over all connections of this
     /// worker.
@@ -81,7 +82,7 @@ struct Served<'c, S> {
     stream: &'c mut TimedStream<S>,
     input: &'c mut Input,
     connection: &'c Connection,
-    /// The guard of the connection, if it can be handed over to another process.
+    /// The guard of a connection that can be handed over to another process.
     movable: Option<&'c MovableConnection>,
 }
 
@@ -184,7 +185,7 @@ async fn disconnect(stream: &mut (impl AsyncWrite + Unpin)) -> io::Result<Ended>
 #[derive(Debug, Default)]
 struct Input {
     bytes: Vec<u8>,
-    /// This connection's share of [`HELD_BYTES`].
+    /// The memory of this connection that is counted in [`HELD_BYTES`].
     counted: usize,
 }
 

@@ -295,7 +295,7 @@ pub(super) fn put_disconnect(out: &mut Vec<u8>, reason: Disconnect) {
     });
 }
 
-/// Appends an unsigned 32-bit integer. The protocol requires this type for some items.
+/// Appends an unsigned 32-bit integer. The protocol requires this type in some places.
 fn put_number_32(out: &mut Vec<u8>, number: u32) {
     out.push(3);
     put_number(out, number.into());

@@ -1,12 +1,12 @@
 //! The SPOP listener: an agent for HAProxy's Stream Processing Offload Engine (SPOE).
 //!
 //! HAProxy sends a NOTIFY frame for each event, and waits for the ACK frame. The ACK sets variables
-//! of the HAProxy transaction. `frame` decodes and encodes frames, `session` handles the handshake
-//! and the order of frames, `check` decides the request in a NOTIFY, and `connection` does I/O and
-//! enforces timeouts.
+//! of the HAProxy transaction. The modules are `frame` (encoding of frames), `session` (handshake
+//! and order of frames), `check` (decision on the request in a NOTIFY), and `connection` (I/O and
+//! timeouts).
 //!
-//! The agent supports version 2.0 and pipelining. It does not support fragmentation, so the maximum
-//! frame length bounds the memory for a request. All bounds are in [`bounds`].
+//! The agent supports version 2.0 and pipelining. The agent does not support fragmentation, so the
+//! maximum frame length bounds the memory for a request. All bounds are in [`bounds`].
 
 pub mod bounds;
 
@@ -30,7 +30,7 @@ pub struct SpopContext {
     pub limiter: Arc<ServerLimiter>,
     /// The settings for rate limit headers. HAProxy receives each header as a variable.
     pub headers: Headers,
-    /// The listener's TLS configuration; without one, connections are plaintext.
+    /// The TLS configuration with the listener's certificate; `None` for plaintext connections.
     pub tls: Option<Arc<Tls>>,
 }
 
@@ -60,8 +60,8 @@ pub fn listen(
     })
 }
 
-/// Returns the frames that the agent sends in response to `input` from HAProxy. This function uses
-/// no socket. It is for tests and fuzzing, and does not support a Redis-backed limiter.
+/// Returns the frames that the agent sends in response to `input` from HAProxy. The function uses
+/// no socket. The function is for tests and fuzzing, and does not support a Redis-backed limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, headers: Headers, input: &[u8]) -> Vec<u8> {

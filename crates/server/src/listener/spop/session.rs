@@ -25,7 +25,7 @@ const MOVED: StateFormat = StateFormat {
 #[derive(Debug)]
 pub(super) struct Session {
     writer: HeaderWriter,
-    /// The maximum frame length in both directions. Before the handshake, this is
+    /// The maximum frame length in both directions. Before the handshake, the maximum is
     /// [`MAX_FRAME_BYTES`].
     max_frame_bytes: usize,
     is_established: bool,
@@ -67,8 +67,8 @@ impl Session {
         }
     }
 
-    /// Returns the state of this session and of its connection, which has read the bytes `unread`
-    /// and not used them, for another process.
+    /// Returns the state of this session and its connection for another process; `unread` are the
+    /// bytes that were read from the connection but not processed.
     ///
     /// ```text
     /// | S | version: 1 | handshake is done: 1 | maximum length of a frame: 4 | unread |

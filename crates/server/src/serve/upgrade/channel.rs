@@ -16,9 +16,9 @@
 //! ```
 //!
 //! A message has a header of 8 bytes: `Tg`, its kind, 0, and the length of its body as a
-//! little-endian number of 4 bytes. A socket travels with the header (`SCM_RIGHTS`). This framing
-//! and the first message never change, so that every version can report that it does not know the
-//! version of another.
+//! little-endian number of 4 bytes. A socket travels with the header (`SCM_RIGHTS`). The framing
+//! and the first message are the same in every version, so that every version can report that it
+//! does not know another version.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read as _, Write as _},

@@ -38,7 +38,7 @@ const MAX_WAITING_PARTS: usize = 4;
 /// The maximum number of listening sockets.
 const MAX_LISTENERS: usize = 16;
 
-/// The reason why this process cannot take over from another one.
+/// The reason why this process cannot take over from an old process.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeoverError {
@@ -64,7 +64,7 @@ pub enum TakeoverError {
     Version {
         /// The version of the running server.
         program: String,
-        /// The version of its messages.
+        /// The version of the other process's messages.
         theirs: u32,
     },
     /// The messages of the old process cannot be used.
@@ -97,7 +97,7 @@ pub struct Takeover {
 }
 
 /// Reports to the old process that this process cannot take over. The connection to the old process
-/// is closed when this process has taken over.
+/// closes when this process has taken over.
 #[derive(Clone, Debug)]
 pub struct TakeoverReporter(Arc<Mutex<Option<Channel>>>);
 
@@ -128,8 +128,8 @@ fn truncated(text: &str) -> &[u8] {
 }
 
 impl Takeover {
-    /// Connects to the process that started this one, through the socket on standard input, and
-    /// receives its listening sockets.
+    /// Connects to the old process, which started this process, through the socket on standard
+    /// input, and receives the listening sockets of the old process.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Takeover {
         server: &Server,
         limiter: &ServerLimiter,
     ) -> Result<(), TakeoverError> {
-        // The old process waits for its requests for as long as its `shutdown.handover` says. If it
-        // ends, the channel is closed.
+        // The old process waits for its open requests for up to its setting `shutdown.handover`.
+        // The channel closes if the old process ends.
         self.channel.set_timeout(None)?;
         self.channel.send(Kind::Prepared, &[], None)?;
         limiter.begin_taking_state();
@@ -265,7 +265,7 @@ impl Takeover {
 /// Requests wait meanwhile, and to restore a part takes longer than to receive it. Therefore there
 /// are several threads.
 struct Restorer<'scope> {
-    /// The threads end when this sender is dropped.
+    /// When this sender is dropped, the threads end.
     parts: SyncSender<Vec<u8>>,
     threads: Vec<ScopedJoinHandle<'scope, Result<usize, HandoverError>>>,
 }
@@ -273,8 +273,8 @@ struct Restorer<'scope> {
 impl<'scope> Restorer<'scope> {
     fn start(scope: &'scope Scope<'scope, '_>, limiter: &'scope ServerLimiter) -> io::Result<Self> {
         let (parts, received) = mpsc::sync_channel(MAX_WAITING_PARTS);
-        // Only the threads own the receiver. If all of them panic, it is dropped, so that the
-        // sender does not wait.
+        // Only the threads own the receiver. If all threads panic, the receiver is dropped, so that
+        // the sender does not wait.
         let received = Arc::new(Mutex::new(received));
         let start = |number| {
             let received = Arc::clone(&received);
@@ -291,7 +291,7 @@ impl<'scope> Restorer<'scope> {
 
     /// Restores `part` in one of the threads.
     fn restore(&self, part: Vec<u8>) {
-        // This fails only if all threads have panicked, which `finish` reports.
+        // Sending fails only if all threads have panicked, which `finish` reports.
         let _ = self.parts.send(part);
     }
 
@@ -495,8 +495,8 @@ mod tests {
         }
     }
 
-    /// After the takeover, the old process ends its side of the connection. It then reads the end
-    /// of the stream, because this process has no open descriptor of the connection.
+    /// After the takeover, the old process ends its side of the connection. The old process then
+    /// reads the end of the stream, because this process has no open descriptor of the connection.
     #[test]
     fn no_descriptor_of_the_connection_stays_open_after_the_takeover() {
         let (theirs, ours) = UnixStream::pair().unwrap();
@@ -543,7 +543,7 @@ mod tests {
         taking.join().unwrap();
     }
 
-    /// There are more parts than wait for a thread.
+    /// The number of parts exceeds the number that can wait for a thread.
     #[test]
     fn invalid_parts_of_the_memory_store_are_refused() {
         let (theirs, ours) = UnixStream::pair().unwrap();

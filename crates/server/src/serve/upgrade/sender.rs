@@ -1,7 +1,7 @@
 //! The old process of an upgrade: starts the new process, and hands over its work.
 //!
 //! A thread talks to the new process, so that the server continues to serve and to handle signals.
-//! The thread reports its progress to the server, and the server gives it orders.
+//! The thread reports its progress to the server, and the server sends orders to the thread.
 
 use std::{
     ffi::OsString,
@@ -47,8 +47,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// The program that an upgrade starts.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The path of the program, as it was called. A file that has replaced the program at this path
-    /// is therefore used.
+    /// The path under which this program was started. If another file has replaced the program at
+    /// this path, the new process runs that file.
     pub path: OsString,
     /// The arguments.
     pub arguments: Vec<OsString>,
@@ -104,7 +104,7 @@ pub(in crate::serve) enum UpgradeReport {
     Prepared,
     /// The new process decides from now on.
     Committed,
-    /// The new process has failed, and this process must serve.
+    /// The new process has failed, and this process must continue to serve.
     Failed(UpgradeError),
 }
 
@@ -207,7 +207,7 @@ fn run(
     });
     match committed {
         Ok(NewProcess { channel, .. }) => {
-            // The new process has these connections.
+            // The new process now owns these connections.
             drop(moved);
             let _ = reports.send(UpgradeReport::Committed);
             forward(orders, &channel);
@@ -226,7 +226,7 @@ fn start(program: &Program) -> Result<NewProcess, UpgradeError> {
         .args(&program.arguments)
         .env(program.variable, "1")
         .stdin(OwnedFd::from(theirs));
-    // These variables are meant for this process.
+    // These variables are only for this process.
     for variable in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_PID"] {
         command.env_remove(variable);
     }
@@ -234,8 +234,8 @@ fn start(program: &Program) -> Result<NewProcess, UpgradeError> {
         path: program.path.clone(),
         source,
     })?;
-    // The command owns a copy of the socket of the new process. While it is open, the end of the
-    // new process is not noticed.
+    // The command owns a copy of the socket of the new process. While this copy is open, this
+    // process does not notice when the new process closes its socket.
     drop(command);
     tracing::info!(
         process = child.id(), program = %program.path.display(),
@@ -266,7 +266,8 @@ impl NewProcess {
     }
 
     /// Hands over the connections and the state. When this function returns successfully, the new
-    /// process decides. Adds the connections to `moved`, so that they stay open in this process.
+    /// process makes all decisions. Adds the connections to `moved`, so that they stay open in this
+    /// process.
     fn hand_over(
         &self,
         orders: &Receiver<Order>,
@@ -295,7 +296,8 @@ impl NewProcess {
         self.expect(Kind::Restored)?;
         self.channel.send(Kind::Commit, &[], None)?;
         // The service manager must know the new process before this process ends, but not before
-        // the commit has succeeded. It accepts the notification only from the process that it knows.
+        // the commit has succeeded. The service manager accepts the notification only from the
+        // process that it knows.
         service_manager::main_process(self.child.id());
         tracing::info!(
             process = self.child.id(),
@@ -325,7 +327,7 @@ impl NewProcess {
     /// Stops the new process, and returns the reason for its failure.
     fn stop(mut self, error: UpgradeError) -> UpgradeError {
         if error.is_of_ended_process() {
-            // A process that has closed its socket usually ends, and its status is the reason.
+            // A process that has closed its socket usually ends, and its exit status is the reason.
             let status = self.status_within(END_TIMEOUT);
             if let Ok(Some(status)) = status {
                 return UpgradeError::Ended(status.to_string());
@@ -366,7 +368,7 @@ fn forward(orders: &Receiver<Order>, channel: &Channel) {
     }
 }
 
-/// Collects the connections on their way until the server wants them back.
+/// Collects the connections that are still being moved, until the server wants them back.
 fn give_back(orders: &Receiver<Order>, mut moved: Vec<MovedConnection>) {
     while let Ok(order) = orders.recv() {
         match order {

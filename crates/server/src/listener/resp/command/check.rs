@@ -21,10 +21,10 @@ use super::{
 /// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] [WAIT ms] name value [name value …]`. Replies with
 /// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
-/// The options come before the entries, so an entry may have the same name as an option. They can
-/// be in any order, each at most once. A `retry_after_ms` of -1 means that a retry can never
-/// succeed. `limit` and `remaining` are -1 if no limit was evaluated, because no rule applies or
-/// the key is blocked.
+/// The options come before the entries, so an entry may have the same name as an option. The
+/// options can be in any order, each at most once. A `retry_after_ms` of -1 means that a retry can
+/// never succeed. `limit` and `remaining` are -1 if no limit was evaluated, because no rule applies
+/// or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = CheckCommand::read(arguments.skip(1), CommandKind::Check)
         .and_then(|command| command.decide(context, reply));
@@ -45,7 +45,8 @@ pub(super) enum CommandKind {
 /// The reason why a check or a reservation is rejected.
 #[derive(Debug)]
 pub(super) enum CheckRefusal {
-    /// There are no arguments after the options, or these arguments are not name-value pairs.
+    /// There are no arguments after the options, or the arguments after the options are not
+    /// name-value pairs.
     NoPairs,
     Request(RequestError),
 }
@@ -71,7 +72,7 @@ pub(super) struct CheckCommand<'a> {
     effect: Effect,
     pub(super) cost: Cost,
     spelling: Spelling,
-    /// The reservation's time to live, if it is given.
+    /// The time to live of the reservation, if given.
     pub(super) ttl: Option<Span>,
     /// The longest time that the request may wait for a concurrency slot.
     pub(super) wait: Span,
@@ -205,7 +206,7 @@ impl<'a> CheckCommand<'a> {
     }
 }
 
-/// A request that owns its entries.
+/// A request with owned entries.
 #[derive(Debug)]
 pub(super) struct OwnedRequest {
     entries: Vec<(Box<str>, Box<str>)>,
@@ -320,7 +321,7 @@ fn cost(text: &[u8]) -> Result<Cost, RequestError> {
     Cost::new(number("cost", text)?)
 }
 
-/// Parses an integer argument. Error messages call it `field`.
+/// Parses an integer argument. Error messages call the argument `field`.
 pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
     let number = std::str::from_utf8(text)
         .ok()

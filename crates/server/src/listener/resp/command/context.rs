@@ -40,7 +40,7 @@ pub(in crate::listener::resp) struct Context<'c> {
     pub(in crate::listener::resp) limiter: &'c ServerLimiter,
     pub(in crate::listener::resp) session: &'c mut Session,
     pub(in crate::listener::resp) buffers: &'c mut CommandBuffers,
-    /// The pending decisions of this batch, such as those that need Redis.
+    /// The pending decisions of the current batch, for example decisions that need Redis.
     pub(in crate::listener::resp) pending: &'c mut Vec<PendingReply>,
     /// The time at which the batch was read. All commands of a batch use the same time.
     pub(in crate::listener::resp) now: Timestamp,

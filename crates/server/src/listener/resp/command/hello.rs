@@ -1,7 +1,7 @@
 //! `HELLO` and `AUTH`: protocol negotiation and authentication.
 //!
-//! Without a configured password, both commands behave as in a Redis server without a password: the
-//! user is `default`, and any password for that user is accepted.
+//! Without a configured password, AUTH and HELLO behave as in a Redis server without a password:
+//! the user is `default`, and any password for that user is accepted.
 
 use tidegate_net::auth::AuthOutcome;
 

@@ -81,7 +81,7 @@ impl PendingCommand {
 }
 
 impl PendingReply {
-    /// Creates a pending decision. Its reply will be inserted at the current end of `reply`.
+    /// Creates a pending decision. The reply will be inserted at the current end of `reply`.
     pub(super) fn new(command: PendingCommand, reply: &Reply<'_>) -> Self {
         Self {
             command,
@@ -380,8 +380,8 @@ fn find(name: &[u8]) -> Option<&'static Command> {
 }
 
 /// Returns the key of a command so that the store can prefetch it. The result is only a hint,
-/// because the command may still be rejected. Also, a few keys are stored in an escaped form, but
-/// are returned unescaped.
+/// because the command may still be rejected. In addition, the store has a few keys in an escaped
+/// form, which this function does not return.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
     let key = arguments.get(1)?;
@@ -464,7 +464,7 @@ fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Repl
     refuse(context, reply, error);
 }
 
-/// An error message quotes at most this many bytes of an argument.
+/// An error message quotes at most this number of bytes of an argument.
 const QUOTED_BYTES: usize = 128;
 
 /// Returns the first bytes of an argument, for use in an error.

@@ -1,5 +1,5 @@
-//! Serves one connection: reads commands and writes replies, with bounds on the memory for commands
-//! and replies.
+//! Serves one connection: reads commands and writes replies, within the bounds on memory for
+//! commands and replies.
 //!
 //! The connection is implemented as a hand-written `poll` function instead of `async` code. If each
 //! packet contains only one request, the overhead of `async` code would exceed the cost of the
@@ -33,7 +33,7 @@ use super::{
     worker::CommandExecutor,
 };
 
-/// How long the server waits before it closes a connection, so that the client can read the final
+/// The time between the final error and the end of the connection, so that the client can read the
 /// error.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -43,7 +43,7 @@ thread_local! {
     static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Buffers that the connections of a worker share. Only one connection uses the buffers at a time.
+/// Buffers that the connections of a worker share. Only one connection at a time uses the buffers.
 #[derive(Debug, Default)]
 struct WorkerBuffers {
     input: Vec<u8>,
@@ -163,7 +163,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(ConnectionClosed)) => return Poll::Ready(()),
-                // If the client has disconnected, its waiting request is cancelled.
+                // The client has disconnected, so cancel its waiting request.
                 Poll::Pending if self.is_waiting() && self.is_peer_closed(cx) => {
                     let calls_store = self.pending.as_ref().is_some_and(PendingBatch::cancel);
                     return if calls_store {
@@ -172,7 +172,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
                         Poll::Ready(())
                     };
                 }
-                // The store has its own timeout for decisions, so this loop needs none.
+                // The store has its own timeout for decisions, so this loop needs no timeout.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 // An idle connection is closed, so that it does not delay the shutdown.
                 Poll::Pending if self.is_idle() && self.must_close() => {
@@ -183,8 +183,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
         }
     }
 
-    /// Performs one step. First writes any unsent replies. Then either finishes the pending batch,
-    /// runs commands that have already been read, or reads and runs new commands.
+    /// Performs one step. First writes any unsent replies. Then finishes the pending batch, runs
+    /// commands that have already been read, or reads and runs new commands.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
@@ -221,10 +221,10 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
         }
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        // The number of bytes read per turn is bounded. Otherwise, a client that sends commands
-        // faster than the worker replies could occupy the worker without end, because every read
-        // would succeed. The bound applies to the sum of several reads, because with TLS one read
-        // returns at most 16 KiB.
+        // The number of bytes read per turn is bounded. Without this bound, a client that sends
+        // commands faster than the worker replies could occupy the worker without end, because
+        // every read would succeed. The bound applies to the sum of several reads, because with TLS
+        // one read returns at most 16 KiB.
         let is_over = self.more || turn.read_bytes >= READ_BYTES;
         Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
@@ -237,9 +237,9 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
     ) -> Poll<Result<usize, ConnectionClosed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // A short incomplete command is copied to the front of the new bytes. If the command is
-        // long, the new bytes are appended to it instead, because copying a long command at each
-        // read would take quadratic time.
+        // A short incomplete command is copied to the front of the new bytes. A long command stays
+        // in place and the new bytes are appended, because copying a long command at each read
+        // would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
@@ -346,8 +346,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
         self.stage.must_close(self.movable.as_ref())
     }
 
-    /// Returns whether the connection has ended so that it can be handed over: all commands that
-    /// were run are answered, and the replies are written.
+    /// Returns whether the connection has ended and can be handed over: all commands that were run
+    /// are answered, and the replies are written.
     const fn must_hand_over(&self) -> bool {
         self.has_paused
     }

@@ -72,8 +72,7 @@ pub(super) struct Parser {
     is_inline: bool,
 }
 
-/// A parsed command: the position of its end in the input, and the end of its argument ranges in
-/// `ranges`.
+/// The end of a parsed command in the input, and the end of its argument ranges in `ranges`.
 #[derive(Clone, Copy, Debug)]
 struct ParsedCommand {
     end: usize,
