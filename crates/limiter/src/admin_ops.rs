@@ -1,4 +1,4 @@
-//! Admin operations on one key, applied to this node or, with Redis, to all nodes.
+//! Admin operations on one key, which affect this node or, with Redis, all nodes.
 
 use tidegate_core::{
     Block, BlockNote, Charge, Effect, MaybeReady, Outcome, Span, Store, Timestamp,
@@ -45,8 +45,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the current time of the clock that determines when blocks expire. This is the Redis
-    /// clock or, without Redis, this server's clock.
+    /// Returns the current time of the clock that determines when blocks expire. With Redis, blocks
+    /// expire by the Redis clock, otherwise by this server's clock.
     ///
     /// # Errors
     ///

@@ -3,7 +3,8 @@
 //! A block is identified by its key, which contains a hash of the rule's name. A block therefore
 //! stays in the store when its rule is renamed, removed or given different key entries. The block
 //! is then usually inactive, because no request has the blocked key any more. There is one
-//! exception: a request is blocked if its values for the new key entries equal the blocked values.
+//! exception: the block denies a request whose values for the new key entries equal the blocked
+//! values.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +52,8 @@ impl<'a> BlockedKey<'a> {
         Self {
             rule: name.or_else(|| rule.map(tidegate_core::Rule::name)),
             values: block.values(),
-            // If a limit was sent with a request, its key does not belong to a rule, so a block on
-            // this key is never inactive.
+            // The key of a limit that was sent with a request does not belong to a rule, so a block
+            // on this key is never inactive.
             inactive: block.is_of_rule().then_some(inactive),
         }
     }

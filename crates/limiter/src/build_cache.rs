@@ -37,7 +37,7 @@ impl<K: Hash + Eq, V> BuildCache<K, V> {
         }
     }
 
-    /// Returns the value of `key`, if it is in the cache.
+    /// Returns the value of `key` from the cache.
     pub fn get(&self, key: &K) -> Option<&V> {
         let entries = &self.sets[self.set_of(key)].entries;
         let (_, value) = entries.iter().find(|(known, _)| known == key)?;

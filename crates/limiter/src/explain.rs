@@ -28,7 +28,7 @@ pub struct Explanation<'r> {
     /// The item of the allow list that the request matches. No rule charges such a request.
     pub allowed_by: Option<&'r When>,
     /// The block by entries that denies the request and does not depend on a rule, with its target.
-    /// It also denies a request to which no rule applies.
+    /// Such a block also denies a request to which no rule applies.
     pub entry_block: Option<(EntryBlockTarget, EntryBlock)>,
     /// The charges that the rules would make, in rule order.
     pub charges: Vec<ExplainedCharge<'r>>,
@@ -46,13 +46,13 @@ pub struct ExplainedCharge<'r> {
     pub rule: &'r Rule,
     /// The values of the rule's key.
     pub key: Vec<String>,
-    /// The cost under this rule.
+    /// The cost that this rule charges.
     pub cost: Cost,
     /// Whether the rule is elastic and has headroom, so that its limits are raised.
     pub is_stretched: bool,
     /// The plan whose limits apply; `None` without a plan, or if the limits of an override apply.
     pub plan: Option<&'r str>,
-    /// The override whose limits apply, with its target.
+    /// The override whose limits apply, and its target.
     pub overridden: Option<(OverrideTarget, Override)>,
     /// The limits in short notation, such as `20/min`.
     pub policies: Vec<Arc<str>>,
@@ -66,8 +66,8 @@ pub struct ExplainedCharge<'r> {
     /// The block by entries that denies the request under this rule, with its target. A block on
     /// the key is not looked up if there is such a block.
     pub entry_block: Option<(EntryBlockTarget, EntryBlock)>,
-    /// Whether the rule would admit the request. This is false for a shadow rule that would deny
-    /// the request, although such a rule denies nothing.
+    /// Whether the rule would admit the request. The value is false for a shadow rule that would
+    /// deny the request, although such a rule denies nothing.
     pub allowed: bool,
     /// The reason why the rule would deny the request.
     pub reason: Option<Reason>,
@@ -109,7 +109,7 @@ struct Evaluation<'c> {
 impl ServerLimiter {
     /// Returns how `request` would be decided now under `rules`, and why, without charging any
     /// limit. The decision uses the same charges, store and fallback policy as a check. Unlike a
-    /// check, it uses no cached denial.
+    /// check, the decision does not use cached denials.
     ///
     /// # Errors
     ///
@@ -145,8 +145,8 @@ impl ServerLimiter {
             now,
             block_now: now,
         };
-        // The charge of a blocked request to which no rule applies is not explained: it belongs to
-        // no rule, and its limits are never evaluated.
+        // A blocked request to which no rule applies has a charge without a rule, whose limits are
+        // never evaluated, so do not explain this charge.
         charges.retain(|charge| charge.key != BLOCK_KEY);
         let current = self.current_states(&charges, now).await;
         for ((charge, next), current) in charges.iter().zip(outcomes).zip(current) {
@@ -241,15 +241,16 @@ impl ServerLimiter {
     ) -> Evaluation<'c> {
         let (mut decided, mut outcomes) = (charges.to_vec(), Vec::new());
         let request = StoreRequest {
-            // Skip cached denials: they may be older than a block, and they do not describe blocks.
+            // Skip cached denials: a cached denial may be older than a block, and does not describe
+            // the block.
             cache_search: CacheSearch::Skip,
             accounting: Accounting::Inspection,
             ..StoreRequest::new(&mut decided, now, effect)
         };
         let decision = Store::decide(self, request, &mut outcomes).await;
         let verdict = decision.verdict(&decided, &outcomes);
-        // The store has removed from `decided` the charges that a fallback policy decided. These
-        // charges have no outcomes.
+        // The store has removed from `decided` the charges that a fallback policy decided. The
+        // removed charges have no outcomes.
         let mut rest = outcomes.as_slice();
         let of_charge = |charge: &Charge<'_>| {
             decided.iter().find(|decided| decided.key == charge.key)?;
@@ -297,7 +298,7 @@ fn plan_of<'r>(rule: &'r Rule, charge: &Charge<'_>) -> Option<&'r str> {
     plan.map(|(name, _)| name)
 }
 
-/// The decision that one charge would get now.
+/// The decision on one charge, if it were decided now.
 struct ChargeAnswer {
     /// Why the charge would be denied; `None` if it would be admitted.
     reason: Option<Reason>,

@@ -1,8 +1,8 @@
 //! The state of a limiter that moves to another process during an upgrade.
 //!
-//! The state is a sequence of records. A record has a tag and bytes, and moves on its own. From the
-//! moment at which a part of the memory store is sent, this process decides nothing that concerns
-//! the part, so no charge is lost and none is made twice.
+//! The state is a sequence of records. A record consists of a tag and bytes, and is sent on its
+//! own. Once this process has sent a part of the memory store, it makes no decision on the part's
+//! keys, so no charge is lost or made twice.
 
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt as _};
 
@@ -22,8 +22,8 @@ const TOKEN_KEY: u8 = 3;
 /// A reservation, with the receipt of its charges.
 const RESERVATION: u8 = 4;
 
-/// The time of the clock of the other process, in microseconds (8 bytes, little-endian). It is the
-/// first record.
+/// The time of the clock of the other process, in microseconds (8 bytes, little-endian). The time
+/// is the first record.
 const TIME: u8 = 5;
 
 /// The canonical path of the override file.
@@ -33,7 +33,7 @@ const OVERRIDE_FILE: u8 = 6;
 /// includes the time that the record takes to arrive.
 const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
 
-/// The function that sends a record: its tag and its bytes.
+/// A function that sends a record, given its tag and its bytes.
 pub type SendState<'f> = dyn FnMut(u8, &[u8]) -> io::Result<()> + 'f;
 
 /// Returns whether a record is a part of the memory store. Several threads can take such records at
@@ -71,8 +71,8 @@ pub enum HandoverError {
 }
 
 impl ServerLimiter {
-    /// Sends the state of this limiter, and seals it: from then on, the memory store decides
-    /// nothing.
+    /// Sends the state of this limiter, and seals the memory store, which then makes no more
+    /// decisions.
     ///
     /// With Redis, the state of the limits is in Redis. The memory store then contains only the
     /// state that the fallback has counted while Redis was unreachable.
@@ -83,7 +83,8 @@ impl ServerLimiter {
     pub fn send_state(&self, send: &mut SendState<'_>) -> io::Result<()> {
         send(TIME, &self.now().as_micros().to_le_bytes())?;
         if self.redis_store().is_none() {
-            // From now on, this process makes no change, because the change would not move.
+            // From now on, this process makes no change to the overrides, because the new process
+            // would not receive the change.
             self.set_overrides_moved(true);
             self.set_moved(true);
             if let Some(path) = self.override_file() {
@@ -161,7 +162,8 @@ impl ServerLimiter {
 
     /// Continues with the time of the other process, if the wall clock was stepped since the other
     /// process was started. Without this correction, every deadline in the state would shift. With
-    /// Redis, this applies to the state of the fallback, which uses the clock of the process.
+    /// Redis, the correction applies to the state of the fallback, which uses the clock of the
+    /// process.
     fn continue_clock(&self, old_time: Timestamp) {
         let own = self.now();
         let difference = own.since(old_time).max(old_time.since(own));

@@ -68,7 +68,7 @@ use crate::{
 pub use tidegate_config::{KeyMask, NoRandomBytes};
 pub use tidegate_redis::random_server_id;
 
-/// A request for a decision. It does not depend on the backend that makes the decision.
+/// A request for a decision. The request does not depend on the backend that makes the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionRequest<'a> {
     /// The charges of the request. Either all charges are made, or none.
@@ -99,7 +99,8 @@ impl<'a> DecisionRequest<'a> {
     }
 }
 
-/// A decided request that contained its own limits, for [`ServerLimiter::observe_throttle`].
+/// A request that contained its own limits, after the decision, for
+/// [`ServerLimiter::observe_throttle`].
 #[derive(Clone, Copy, Debug)]
 pub struct ThrottledRequest<'a> {
     /// The charge.
@@ -110,7 +111,7 @@ pub struct ThrottledRequest<'a> {
     pub now: Timestamp,
 }
 
-/// The limiter that all listeners share. A process has one limiter, behind an [`Arc`].
+/// The limiter that all listeners share. A process has only one limiter, behind an [`Arc`].
 #[derive(Debug)]
 pub struct ServerLimiter {
     rules: ArcSwap<RuleSet>,
@@ -266,7 +267,7 @@ impl ServerLimiter {
         &self.trust
     }
 
-    /// Returns the current time. A listener reads it once per request.
+    /// Returns the current time. A listener calls this method once per request.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
@@ -302,7 +303,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the memory store of this process. With Redis, the memory store is the fallback while
+    /// Returns the memory store of the process. With Redis, the memory store is the fallback while
     /// Redis is unreachable. To decide a request, use the limiter itself as a [`Store`].
     #[must_use]
     pub fn local_store(&self) -> &MemoryStore {
@@ -333,8 +334,9 @@ impl ServerLimiter {
         &self.snapshots
     }
 
-    /// Returns whether a block that is added now would survive a restart of this process. It would
-    /// if the store is Redis, or if snapshots are configured and the last snapshot was written.
+    /// Returns whether a block that is added now would survive a restart of this process. A block
+    /// survives a restart if the store is Redis, or if snapshots are configured and the last
+    /// snapshot was written.
     #[must_use]
     pub fn are_blocks_persistent(&self) -> bool {
         self.redis_store().is_some() || self.snapshots.is_healthy()

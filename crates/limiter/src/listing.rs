@@ -32,9 +32,8 @@ impl From<StoreError> for ListError {
 
 impl ServerLimiter {
     /// Returns about `most` of the keys that the store holds for `rule`. The listing continues at
-    /// the position `after`, or starts at the beginning. The work of one call is bounded: the call
-    /// visits at most 16,384 slots of the memory store, or sends at most 100 `SCAN` commands to
-    /// Redis.
+    /// the position `after`, or starts at the beginning. The work of one call is bounded: 16,384
+    /// slots of the memory store, or 100 `SCAN` commands to Redis.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidegate_net::prometheus::{Metric, Page};
 use tidegate_redis::{StoreError, random_server_id};
 
-/// The publication state of one of this server's lists.
+/// The publication state of a list that this server publishes.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     /// The ID of this server. Each start of the server creates a new ID.
@@ -20,7 +20,7 @@ pub(crate) struct Publisher {
     counts: [AtomicU64; 2],
 }
 
-/// A publication in progress. It ends when this guard is dropped.
+/// A publication in progress. The publication ends when this guard is dropped.
 #[derive(Debug)]
 pub(crate) struct Publication<'p>(&'p Publisher);
 

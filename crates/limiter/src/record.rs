@@ -27,8 +27,8 @@ const LOST: Metric = Metric::counter(
     "Requests that were not recorded, because the file could not be written fast enough, or because a line would have been longer than 1 MiB.",
 );
 
-/// The seed of the hashes that select the sample. It is fixed, so that all servers select the same
-/// values.
+/// The seed of the hashes that select the sample. The seed is fixed, so that all servers select the
+/// same values.
 const SAMPLE_SEED: u64 = 0x7469_6465_6761_7465;
 
 /// Records requests to a file.
@@ -81,13 +81,13 @@ impl RequestRecorder {
             return true;
         }
         let by = self.settings.by.as_deref();
-        // Requests without the entry are sampled individually. If they shared one hash, either all
-        // or none of them would be recorded.
+        // Requests without the entry are sampled individually. A shared hash would select either
+        // all or none of these requests.
         let number = match by.and_then(|by| decided.request.entry(by)) {
             Some(value) => FixedState::with_seed(SAMPLE_SEED).hash_one(value),
             None => next_number(),
         };
-        // This multiplication maps `number` evenly to 0..100.
+        // The multiplication maps `number` evenly to 0..100.
         (u128::from(number) * 100) >> 64 < u128::from(percent)
     }
 
@@ -117,8 +117,8 @@ impl RequestRecorder {
         line
     }
 
-    /// Reopens the file before the next line is written. Call this method after another program has
-    /// moved the file.
+    /// Reopens the file before the next line is written. Call this method after another program,
+    /// such as logrotate, has moved the file.
     pub fn reopen(&self) {
         self.lines.reopen();
     }

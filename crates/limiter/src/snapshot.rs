@@ -53,8 +53,8 @@ pub enum RestoreOutcome {
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// The advice for a snapshot that cannot be written. It lists several causes, because some file
-/// system errors do not identify the cause.
+/// The advice for a snapshot that cannot be written. The advice lists several causes, because some
+/// file system errors do not identify the cause.
 const ADVICE: &str = "check that the folder exists, that the server is allowed to write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
@@ -200,9 +200,9 @@ fn seconds(span: Span) -> u64 {
 
 /// Atomically writes the contents of `store` at `now` to the file at `path`, together with the
 /// outstanding reservations. `reservations` is called after the contents of the store were copied.
-/// Its result must contain only reservations whose charges are in this copy.
+/// The result must contain only reservations whose charges are in this copy.
 ///
-/// Each shard of the store is locked only while it is copied.
+/// Each shard of the store is locked only while the shard is copied.
 ///
 /// # Errors
 ///
@@ -305,8 +305,8 @@ fn encode_reservations(reservations: &[Vec<u8>], now: Timestamp) -> Vec<u8> {
 }
 
 /// Returns the reservations of a snapshot; `None` if a part is not valid. Returns no reservations
-/// if the clock was far ahead when the snapshot was written, because the instants of the keys are
-/// then moved back, and the receipts of the reservations no longer apply to them.
+/// if the clock was far ahead when the snapshot was written: the instants of the keys are then
+/// moved back, so the receipts of the reservations do not match them.
 fn decode_reservations(parts: &[&[u8]], now: Timestamp) -> Option<Vec<Vec<u8>>> {
     let mut reservations = Vec::new();
     for part in parts {

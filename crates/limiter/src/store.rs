@@ -39,7 +39,7 @@ impl From<FallbackStore> for Backend {
     }
 }
 
-/// A receipt for a charge. Only the backend that issued the receipt can settle it.
+/// A receipt for a charge. Only the backend that issued a receipt can settle the receipt.
 #[derive(Debug)]
 pub enum LimiterReceipt {
     /// Issued by the memory store.
@@ -78,7 +78,7 @@ impl RateLimiter for ServerLimiter {
     }
 }
 
-/// Reborrows `request`, so that it can be used for several calls.
+/// Reborrows `request` for a further call.
 fn reborrow<'q, 'c>(
     request: &'q mut StoreRequest<'_, 'c>,
     cache_search: CacheSearch,
@@ -125,7 +125,7 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decided, outcomes);
         }
-        // The other charges were decided by a fallback policy (`on_failure`). They have no
+        // The other charges were decided by a fallback policy (`on_failure`). These charges have no
         // outcomes, so they are placed after the evaluated charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));

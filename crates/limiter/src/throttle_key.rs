@@ -2,8 +2,8 @@
 
 use tidegate_core::{MAX_KEY_SPACE, RequestError, bounds, free_key_in};
 
-/// A database number in the Redis protocol. Each database has its own keys for limits sent with the
-/// request. The rules are the same in all databases.
+/// A database number in the Redis protocol. Each database has its own keys for limits that are sent
+/// with the request. The rules are the same in all databases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database(u8);
 

@@ -1,7 +1,8 @@
 //! Spans for decisions in distributed tracing.
 //!
-//! The spans use the `tracing` crate and have the target [`TARGET`]. They are off until the program
-//! calls [`enable`]. While the spans are off, the only overhead is one atomic load per decision.
+//! The spans use the `tracing` crate and have the target [`TARGET`]. The spans are off until the
+//! program calls [`enable`]. While the spans are off, the only overhead is one atomic load per
+//! decision.
 //!
 //! ```text
 //! client span ── traceparent ──▶ decide     a request to a listener; its rule and its outcome
@@ -37,7 +38,7 @@ pub trait Propagator: fmt::Debug + Send + Sync {
 
 static PROPAGATOR: OnceLock<Box<dyn Propagator>> = OnceLock::new();
 
-/// Turns spans on for this process. Returns false if they were already on.
+/// Turns spans on for this process. Returns false if spans were already on.
 pub fn enable(propagator: Box<dyn Propagator>) -> bool {
     PROPAGATOR.set(propagator).is_ok()
 }
@@ -142,8 +143,8 @@ pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> 
 }
 
 /// Records the outcome of a decision in the span of its request. A Redis protocol command that is
-/// decided without a call to Redis has no span. In this case, a separate span without a duration is
-/// created for the decision.
+/// decided without a call to Redis has no span. For such a decision, a separate span without a
+/// duration is created.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;

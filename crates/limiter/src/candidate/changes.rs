@@ -36,9 +36,9 @@ struct ChangedRequests {
 pub struct ChangedKeyList {
     /// The keys, by descending number of requests.
     pub keys: Vec<ChangedKey>,
-    /// The number of requests of keys that were discarded because there were too many keys. If it
-    /// is 0, the request counts are exact. Otherwise, a key may have had more requests than its
-    /// count shows.
+    /// The number of requests of keys that were discarded because there were too many keys. If
+    /// `uncounted` is 0, the request counts are exact. If `uncounted` is not 0, a key may have had
+    /// more requests than its count shows.
     pub uncounted: u64,
 }
 
@@ -79,8 +79,8 @@ impl ChangedKeys {
         }
     }
 
-    /// Discards the half of the keys with the fewest requests. This makes room for new keys, which
-    /// may later have the most requests.
+    /// Discards the half of the keys with the fewest requests. The discarded keys make room for new
+    /// keys, which may later have the most requests.
     fn evict_half(&mut self) {
         let mut counts: Vec<u64> = self.keys.values().map(|requests| requests.count).collect();
         let (_, median, _) = counts.select_nth_unstable(MAX_KEYS / 2);

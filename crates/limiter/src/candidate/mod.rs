@@ -39,8 +39,8 @@ use crate::{Backend, KeyMask, ServerLimiter, metrics::MAX_RULE_LABELS};
 /// The maximum number of candidate decisions waiting for Redis at the same time.
 const MAX_IN_FLIGHT: usize = 1_000;
 
-/// The prefix of the candidate's keys in Redis, after the store's own prefix. It begins with `#`,
-/// as do all keys in Redis that do not belong to an active rule.
+/// The prefix of the candidate's keys in Redis, after the store's own prefix. The prefix begins
+/// with `#`, like all keys in Redis that do not belong to an active rule.
 const KEY_PREFIX: &str = "#candidate:";
 
 const REQUESTS: Metric<1> = Metric::counter(
@@ -160,9 +160,8 @@ pub struct CandidateReport {
     pub newly_denied: u64,
     /// The number of denied requests that the candidate rules would have admitted.
     pub no_longer_denied: u64,
-    /// The number of denied requests that were not compared, because they were denied by a block,
-    /// by the fallback policy, or by a rule of a kind that is not evaluated (see
-    /// [`CandidateRule::is_excluded`]).
+    /// The number of denied requests that were not compared, because a block, the fallback policy,
+    /// or a rule of a kind that is not evaluated (see [`CandidateRule::is_excluded`]) denied them.
     pub not_compared: u64,
     /// The number of requests that the candidate rules reject as invalid, for example because their
     /// cost entry is missing.
@@ -468,7 +467,7 @@ impl Candidate {
         let no_longer_denied = changes.no_longer_denied.requests();
         let newly = changes.newly_denied.top(most);
         let no_longer = changes.no_longer_denied.top(most);
-        // Requests wait for this lock, so the keys are sorted and hashed after it is released.
+        // Requests wait for this lock, so release the lock before sorting and hashing the keys.
         drop(changes);
         CandidateReport {
             file: self.file.clone(),
@@ -577,8 +576,8 @@ impl ServerLimiter {
     /// its counters are kept, but the comparison restarts. `bounds` apply only if a new memory
     /// store is created for the candidate.
     ///
-    /// The active rule set must name all entries that the candidate rules use. Otherwise, the
-    /// listeners do not extract these entries from requests. See
+    /// The active rule set must name all entries that the candidate rules use. The listeners
+    /// extract only the entries that the active rule set names. See
     /// [`RuleSet::with_extra_entries_of`].
     pub fn set_candidate(&self, read: Option<CandidateRules>, bounds: MemoryBounds) {
         let old = self.candidate();

@@ -1,8 +1,8 @@
 //! Recent denials from all servers that share a Redis.
 //!
 //! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server can
-//! read the other servers' published denials, and merge them with its own. A killed server loses at
-//! most the denials from the last second.
+//! read the denials that other servers published, and merge these denials with its own. A killed
+//! server loses at most the denials from the last second.
 
 use std::{
     cmp::Reverse,
@@ -23,8 +23,8 @@ pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
     "Attempts to write the recent denials of this server to Redis, by result.",
 );
 
-/// The maximum number of denials in one publication. If there are more, only the newest are
-/// published.
+/// The maximum number of denials in one publication. Of a larger number, only the newest denials
+/// are published.
 const MAX_PUBLICATION: usize = 200;
 
 /// The maximum length in bytes of a published denial, including its request entries. Entries that
@@ -34,14 +34,16 @@ const MAX_PUBLISHED_BYTES: usize = 1_536;
 /// The length of a server ID, in bytes.
 const ID_BYTES: usize = 32;
 
-/// The first byte of a published denial. It tells whether the values in the denial are hashed.
+/// The first byte of a published denial. The byte tells whether the values in the denial are
+/// hashed.
 const PLAIN: u8 = 0;
 const HASHED: u8 = 1;
 
 /// The denials that the other servers have published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OtherDenials {
-    /// The selected denials, newest first. Their values are hashed if `privacy` requires it.
+    /// The selected denials, newest first. The values are hashed if the setting `privacy` requires
+    /// it.
     pub list: DenialList,
     /// The error that prevented this server from reading all other servers' denials; `None` if
     /// there was none.
@@ -122,7 +124,7 @@ impl ServerLimiter {
     /// another publication is in progress. Call this method every second.
     ///
     /// If a publication fails, its denials are not published again, because Redis may have received
-    /// them. They are counted as lost.
+    /// them, and count as lost.
     pub async fn publish_denials(&self) {
         let log = self.denials();
         let Some(redis_store) = self.redis_store().filter(|_| log.is_kept()) else {
@@ -175,7 +177,7 @@ impl ServerLimiter {
             let records = page.denials.iter().map(Vec::as_slice);
             let records: Vec<PublishedDenial<'_>> =
                 records.filter_map(PublishedDenial::decode).collect();
-            // This server's own denials are listed from its memory.
+            // This server lists its own denials from memory.
             let of_others = records
                 .iter()
                 .filter(|record| record.server != own_id.as_bytes());

@@ -62,8 +62,8 @@ pub struct DenialRecord {
     pub entries: Vec<(String, String)>,
 }
 
-/// The reason for a listed denial. It is the verdict's [`Reason`], except that an unreachable store
-/// is a separate reason.
+/// The reason for a listed denial. The reason is the verdict's [`Reason`], except that an
+/// unreachable store is a separate reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialReason {
     /// A limit is exhausted.
@@ -170,8 +170,7 @@ pub struct DenialLog {
 struct PublishedCounts {
     /// Each shard's counts at the time of the last publication.
     shards: Vec<RingCounts>,
-    /// The number of denials that this server did not publish, and that it has reported to Redis as
-    /// unpublished.
+    /// The number of denials that this server did not publish, as reported to Redis.
     unpublished: u64,
     /// The number of denials in failed publications that have not yet been reported to Redis as
     /// unpublished.
@@ -380,8 +379,8 @@ impl DenialLog {
         self.push(&recorded, selection);
     }
 
-    /// Decides whether a denied request is kept, and whether it is logged. Returns `None` if it is
-    /// neither kept nor logged. A request that is not kept is counted as lost.
+    /// Decides whether a denied request is kept, and whether it is logged. Returns `None` if the
+    /// request is neither kept nor logged. A request that is not kept is counted as lost.
     fn select(&self, now: Timestamp) -> Option<Selection> {
         let shard = self.shards.get(shard::index() % self.shards.len().max(1))?;
         let mut ring = shard.ring();

@@ -1,5 +1,5 @@
 //! Audit of request entries: counts and logs requests to which no rule applies, and entries that no
-//! rule uses. Each listener is audited separately. Each name is logged at most once a minute.
+//! rule uses. Each listener has its own audit. Each name is logged at most once a minute.
 //!
 //! A request with a misspelt entry escapes the limits: for example, no rule uses the entry
 //! `custmer`, and no error is returned. However, services may also send extra entries on purpose.
@@ -26,24 +26,23 @@ use crate::metrics::{ListenerKind, Metrics};
 /// The maximum number of distinct unknown entries that are logged per [`PERIOD`] and listener.
 const MAX_UNKNOWN: usize = 32;
 
-/// The maximum number of remembered unknown entries that resemble no known entry. They are not
-/// dropped at the end of a [`PERIOD`], so each of them is logged only once. The remaining slots of
-/// [`MAX_UNKNOWN`] are for misspelt entries.
+/// The maximum number of remembered unknown entries that resemble no known entry. These entries are
+/// not dropped at the end of a [`PERIOD`], so that each of them is logged only once. The remaining
+/// slots of [`MAX_UNKNOWN`] are for misspelt entries.
 const MAX_UNRELATED: usize = 24;
 
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// After this number of requests, the audit logs the key entries that were missing from all of
-/// them.
+/// After this number of requests, the audit logs the key entries that none of these requests had.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
 /// The number of listener kinds.
 const LISTENERS: usize = ListenerKind::ALL.len();
 
 thread_local! {
-    /// Buffers for matching requests against the allow list. They are reused, so that an audit does
-    /// not allocate buffers for each request.
+    /// Buffers for matching requests against the allow list. The buffers are reused, so that an
+    /// audit does not allocate buffers for each request.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -72,7 +71,7 @@ struct UnknownEntries {
 }
 
 /// The names that need not be logged now. Workers read this set without a lock. Only a worker that
-/// has locked the [`UnknownWindow`] writes the set.
+/// has locked the [`UnknownWindow`] writes to the set.
 #[derive(Debug, Default)]
 struct QuietNames {
     until_micros: AtomicU64,
@@ -106,9 +105,9 @@ struct DueNames {
 /// The source of a request's entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The service that sent the request. It may misspell the name of an entry.
+    /// The service that sent the request. A service may misspell the name of an entry.
     Service,
-    /// The listener. It derives exactly the entries that the rules use.
+    /// The listener. A listener derives exactly the entries that the rules use.
     Listener,
 }
 
@@ -299,8 +298,8 @@ impl UnknownEntries {
         if self.quiet.has_all(names.clone().map(hash), now) {
             return None;
         }
-        // If another worker is logging, this worker has nothing to do: its request is already
-        // included in the total.
+        // If another worker is logging, this worker has nothing to do, because the total already
+        // includes its request.
         let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
             window.drop_misspelled();
@@ -334,7 +333,8 @@ impl UnknownEntries {
 
 impl DueNames {
     /// Splits the names into log records of at most [`MAX_NAMED`] names each. Only the first record
-    /// has the count. Otherwise, the sum over all log records would count entries several times.
+    /// has the count: with the count in each record, the sum over all log records would be too
+    /// high.
     fn records(&self) -> impl Iterator<Item = (Option<u64>, String)> {
         let counts = std::iter::once(Some(self.count)).chain(std::iter::repeat(None));
         let names = self.names.chunks(MAX_NAMED);

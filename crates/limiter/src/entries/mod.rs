@@ -2,7 +2,7 @@
 //! and `TIDEGATE.CHECK`.
 //!
 //! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form. A
-//! service, however, can send any entries. This module therefore normalises the entries of
+//! service, however, can send any entries. Therefore, this module normalises the entries of
 //! services, and counts and logs entries that do not affect a decision.
 
 mod audit;
@@ -23,7 +23,7 @@ pub enum Spelling {
     /// Paths, hosts and addresses are normalised in the same way as in forward-auth.
     #[default]
     Normalized,
-    /// Values are used as they were sent.
+    /// Values are used as the service sent them.
     Raw,
 }
 
@@ -35,9 +35,9 @@ pub struct NormalizedEntry<'e> {
     value: Cow<'e, str>,
 }
 
-/// Returns the normalised form of those `entries` that normalisation changes. Usually, it changes
-/// none, and the result is empty. Header names are always converted to lower case, as in the rules.
-/// Values are normalised only for [`Spelling::Normalized`].
+/// Returns the normalised form of those `entries` that normalisation changes. Normalisation usually
+/// changes no entry, and the result is empty. Header names are always converted to lower case, as
+/// in the rules. Values are normalised only for [`Spelling::Normalized`].
 ///
 /// # Errors
 ///

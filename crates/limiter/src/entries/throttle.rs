@@ -7,8 +7,8 @@ use tidegate_core::{Span, Timestamp};
 /// The minimum time between two records of one kind.
 pub(super) const PERIOD: Span = Span::from_secs(60);
 
-/// A throttle for one kind of log record. It stores when the next record may be logged, and how
-/// many events earlier records have reported.
+/// A throttle for one kind of log record. The throttle stores when the next record may be logged,
+/// and how many events earlier records have reported.
 #[derive(Debug, Default)]
 pub(super) struct EventLogThrottle {
     next_micros: AtomicU64,

@@ -165,7 +165,7 @@ impl Events {
         })
     }
 
-    /// Sends an event to all destinations. `data` contains its fields.
+    /// Sends an event to all destinations. `data` contains the fields of the event.
     pub fn emit(&self, kind: EventType, at: Timestamp, data: &Value) {
         if let Some(index) = EventType::ALL.iter().position(|known| *known == kind) {
             self.counts[index].fetch_add(1, Ordering::Relaxed);
@@ -395,7 +395,7 @@ impl Events {
         self.stream.subscribe(after)
     }
 
-    /// Returns the first `most` recent events after the event `after`. If this process has not sent
+    /// Returns the first `most` recent events after the event `after`. If this process did not send
     /// that event, the list begins with the oldest recent event. Without `after`, returns the last
     /// `most` events. At most [`MAX_RECENT_EVENTS`] events are in memory.
     #[must_use]

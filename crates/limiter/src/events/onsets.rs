@@ -1,11 +1,11 @@
-//! A table of the keys with recent events. It ensures that a key has at most one event of a type in
-//! each window.
+//! A table of the keys with recent events. The table ensures that a key has at most one event of a
+//! type in each window.
 
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_core::{Span, Timestamp};
 
-/// The number of shards. Sharding makes it unlikely that threads wait for each other's lock.
+/// The number of shards. Sharding makes it unlikely that threads wait for each other's locks.
 const SHARDS: usize = 16;
 
 /// The associativity: the number of slots in which a given key can be stored.
@@ -14,8 +14,8 @@ const WAYS: usize = 4;
 /// The number of sets of [`WAYS`] slots in each shard. All shards together take 1 MiB.
 const SETS: usize = 1_024;
 
-/// The minimum time between two events about a key. Without it, a key that exhausts a per-second
-/// limit could cause an event every second.
+/// The minimum time between two events about a key. Without a minimum, a key that exhausts a
+/// per-second limit could cause an event every second.
 const MIN_QUIET: Span = Span::from_secs(60);
 
 /// The maximum quiet period of a key after an event.

@@ -141,7 +141,7 @@ impl EventStream {
         })
     }
 
-    /// Returns the first `most` recent events after the event `after`. If this process has not sent
+    /// Returns the first `most` recent events after the event `after`. If this process did not send
     /// that event, the list begins with the oldest recent event. Without `after`, returns the last
     /// `most` events.
     pub(super) fn list(&self, after: Option<EventId>, most: usize) -> EventList {
@@ -172,7 +172,7 @@ fn missed(recent: &VecDeque<RecentEvent>, after: u64) -> u64 {
     first.saturating_sub(after.saturating_add(1))
 }
 
-/// Counts a subscriber until it is dropped.
+/// Counts a subscriber until the slot is dropped.
 #[derive(Debug)]
 struct SubscriberSlot(Arc<AtomicUsize>);
 
@@ -196,8 +196,8 @@ pub struct EventSubscription {
 pub enum StreamItem {
     /// An event.
     Event(RecentEvent),
-    /// The subscriber was too slow and has missed this number of events. They are no longer in
-    /// memory.
+    /// The subscriber was too slow and has missed this number of events. The missed events are no
+    /// longer in memory.
     Missed(u64),
 }
 
@@ -289,7 +289,7 @@ mod tests {
         let list = stream.list(Some(id(0)), 2);
         assert_eq!((numbers(&list), list.missed), (vec![4, 5], 3));
         assert_eq!(numbers(&stream.list(Some(id(last)), 2)), [0; 0]);
-        // No event of this process has such an ID.
+        // No event of this process has the ID `earlier`.
         let earlier = EventId {
             start_ms: 6,
             number: last,

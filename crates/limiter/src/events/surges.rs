@@ -8,8 +8,8 @@
 //!   `u + 8 √u + 50`.
 //! - A surge ends after three consecutive intervals with a count below `1.5 u + 25`.
 //!
-//! The usual count is not adjusted during the first hour of a surge. After that, it is adjusted
-//! again, so that a lasting change becomes the usual count.
+//! The usual count is not adjusted during the first hour of a surge. After the first hour, the
+//! usual count is adjusted again, so that a lasting change becomes the usual count.
 //!
 //! **False alarms.** If the requests are a Poisson process of constant rate, the count of an
 //! interval has the variance `u`. The count is then above `u + 8 √u + 50` with a probability below
@@ -227,8 +227,8 @@ impl Baseline {
         self.intervals = (self.intervals + 1).min(MEMORY);
         let weight = u64::from(self.intervals);
         let count = count.saturating_mul(FRACTION);
-        // This form of the weighted average cannot overflow, because it only divides the
-        // difference.
+        // This form of the weighted average cannot overflow, because only the difference is
+        // divided.
         self.average = if count >= self.average {
             self.average + (count - self.average) / weight
         } else {

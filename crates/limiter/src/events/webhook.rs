@@ -1,8 +1,9 @@
 //! Sends events to an HTTP endpoint, signed as [Standard Webhooks] specifies.
 //!
-//! Each endpoint has its own thread and bounded queue, so neither decisions nor other endpoints
-//! ever wait for it. The thread sends events in batches, and retries a failed batch. Events that do
-//! not fit into the queue, and the events of an undeliverable batch, are counted as lost.
+//! Each endpoint has its own thread and bounded queue, so that a slow endpoint delays neither
+//! decisions nor other endpoints. The thread sends events in batches, and retries a failed batch.
+//! Events that do not fit into the queue, and the events of an undeliverable batch, are counted as
+//! lost.
 //!
 //! [Standard Webhooks]:
 //! https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
@@ -57,7 +58,7 @@ const SECRET_PREFIX: &str = "whsec_";
 pub struct WebhookSecret(Vec<hmac::Key>);
 
 impl WebhookSecret {
-    /// Parses one or more secrets, separated by spaces. Each message has a signature for each
+    /// Parses one or more secrets, separated by spaces. Each message has one signature for each
     /// secret, so that the receiver can rotate its secret. A secret that begins with `whsec_`
     /// contains the key in base64. The characters of any other secret are the key itself.
     ///
@@ -218,7 +219,7 @@ impl Webhook {
             url,
             secret,
             clock,
-            // Receivers detect a repeated message by its ID, so a restarted process must not reuse
+            // Receivers detect a repeated message by the ID, so a restarted process must not reuse
             // IDs.
             run: RandomState::new().hash_one("run"),
             batches: 0,
@@ -269,7 +270,7 @@ impl Webhook {
     }
 
     /// Waits until the queued events are sent, for at most `time`. Then counts the events that are
-    /// still queued as lost, and returns their number.
+    /// still queued as lost, and returns the number of these events.
     fn finish(&self, time: Duration) -> u64 {
         let has_pending = |progress: &mut Progress| progress.pending > 0;
         let mut progress = self.shared.wait_while(time, has_pending);

@@ -33,7 +33,7 @@ pub(super) struct HistogramCounts<const BUCKETS: usize> {
 }
 
 /// Returns the index of the bucket of `number`. `bounds` are the upper bounds in ascending order. A
-/// bucket includes its bound.
+/// bucket includes its upper bound.
 pub(super) fn bucket_of(bounds: &[(u64, f64)], number: u64) -> usize {
     bounds.partition_point(|(bound, _)| *bound < number)
 }

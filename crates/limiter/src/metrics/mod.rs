@@ -5,8 +5,8 @@
 //! in a fixed array, in the thread's own shard. The counters of a rule are looked up only if the
 //! verdict names a rule. The counters are read when the metrics are requested.
 //!
-//! Latency is measured for one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
-//! take as long as the decision itself.
+//! The latency is measured for only one in [`SAMPLE_EVERY`] decisions, because reading the clock
+//! twice would take as long as the decision itself.
 
 mod histogram;
 mod redis;
@@ -228,7 +228,7 @@ fn verdict_kind_label(kind: VerdictKind) -> &'static str {
 /// The result of an upgrade to a new process, in the order of the labels of the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpgradeResult {
-    /// This process has taken over from an older one.
+    /// This process has taken over from an older process.
     TakenOver,
     /// A new process did not take over from this one.
     Failed,
@@ -451,7 +451,7 @@ impl Metrics {
         self.upgrades[result as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a snapshot and records whether it failed.
+    /// Counts a snapshot, and records whether writing the snapshot failed.
     pub fn count_snapshot(&self, failed: bool) {
         self.snapshots[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
         self.last_snapshot_failed.store(failed, Ordering::Relaxed);

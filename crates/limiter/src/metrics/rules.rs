@@ -1,4 +1,4 @@
-//! Metrics per rule. Each verdict is counted for the rule that it names.
+//! Metrics per rule. Each verdict counts for the rule that it names.
 
 use std::sync::{
     Arc,
@@ -173,8 +173,8 @@ impl RuleMetrics {
         for charge in charges {
             let (own, others) = rest.split_at(charge.limits.len().min(rest.len()));
             rest = others;
-            // The limits of an override of a descriptor have the name of a rule, but belong to
-            // Envoy's rate limit service, which has its own statistics.
+            // The limits of an override of a descriptor have a rule name, but belong to Envoy's
+            // rate limit service, which has its own statistics.
             let is_of_descriptor = charge.key.starts_with(&DESCRIPTOR_KEY);
             let Some(rule) = charge.limits.name().filter(|_| !is_of_descriptor) else {
                 continue;

@@ -14,7 +14,7 @@ use tidegate_core::{Span, Timestamp};
 /// The length of a bucket.
 pub const TRAFFIC_BUCKET: Span = Span::from_secs(5);
 
-/// The number of kept buckets. Together, they cover 15 minutes.
+/// The number of kept buckets. Together, the buckets cover 15 minutes.
 pub const TRAFFIC_BUCKETS: usize = 180;
 
 /// The decision counts of a period.
@@ -67,7 +67,7 @@ pub struct Traffic {
 /// The counts of one bucket. Rules without traffic have no entry.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// The number of this bucket, counted from 1970.
+    /// The number of the bucket, counted from 1970.
     number: u64,
     total: TrafficCounts,
     rules: HashMap<Arc<str>, TrafficCounts>,

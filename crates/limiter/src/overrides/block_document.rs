@@ -9,7 +9,7 @@ use super::id;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BlockDocument {
     target: EntryBlockTarget,
-    /// The block; `None` if it was removed.
+    /// The block; `None` if the block was removed.
     found: Option<EntryBlock>,
 }
 

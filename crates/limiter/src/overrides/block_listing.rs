@@ -10,8 +10,8 @@ use crate::ServerLimiter;
 /// A filter that selects the blocks by entries to list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EntryBlockFilter<'a> {
-    /// A string that must occur in a value or in the reason. If it is an address, blocks of
-    /// networks that contain the address are selected, too.
+    /// A string that must occur in a value or in the reason. If the string is an address, the
+    /// listing also contains the blocks of networks that contain the address.
     pub search: Option<&'a str>,
     /// The position at which the page begins: [`EntryBlockPage::next`] of the previous page.
     pub after: Option<&'a str>,
@@ -45,7 +45,7 @@ impl ServerLimiter {
                 .is_none_or(|search| search.finds(target, block));
             block.is_unexpired(now) && is_found
         };
-        // One block more than fits on the page is requested, to find out whether another page
+        // One more block than fits on the page is requested, to find out whether another page
         // follows.
         let most = filter.most + 1;
         let mut blocks = self.entry_blocks().page(after.as_ref(), most, select);

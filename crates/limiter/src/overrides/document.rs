@@ -12,7 +12,7 @@ use super::id;
 pub(super) struct OverrideDocument {
     rule: String,
     target: OverrideTarget,
-    /// The override; `None` if it was removed.
+    /// The override; `None` if the override was removed.
     found: Option<Override>,
 }
 

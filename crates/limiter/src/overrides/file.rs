@@ -1,6 +1,6 @@
-//! The override file: one JSON document per line, in the order of the changes. It contains the
-//! overrides and the blocks by entries. A change is written to disk before it takes effect. The
-//! file is compacted when many of its lines may be obsolete, because later lines replace them or
+//! The override file: one JSON document per line, in the order of the changes. The file contains
+//! the overrides and the blocks by entries. A change is written to disk before it takes effect. The
+//! file is compacted when many of its lines may be obsolete, because later lines replace them, or
 //! because their override or block has ended.
 
 use std::{
@@ -18,8 +18,8 @@ use super::{
     stored::{LiveTables, StoredDocument},
 };
 
-/// A file with fewer lines is not compacted. A longer file is compacted once it has twice as many
-/// lines as there were overrides and blocks when it was opened or last compacted.
+/// A file with fewer lines is not compacted. A longer file is compacted once the number of lines is
+/// twice the number of overrides and blocks at the time when the file was opened or last compacted.
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct OverrideFile {
     path: PathBuf,
     file: File,
     lines: usize,
-    /// The file is compacted when it has this number of lines.
+    /// The file is compacted when it reaches this number of lines.
     compact_at: usize,
 }
 
@@ -101,7 +101,7 @@ impl OverrideFile {
         }
     }
 
-    /// Adds those of `documents` whose override or block has not ended and is not in the file.
+    /// Adds each of `documents` that is not in the file and whose override or block has not ended.
     pub(super) fn add_missing(&mut self, documents: &[Vec<u8>], now: Timestamp) -> io::Result<()> {
         let present = last_lines(&self.path, now)?;
         let mut lines = Vec::new();
@@ -120,7 +120,7 @@ impl OverrideFile {
     }
 
     /// Compacts the file, so that it has only the last line of each override and block that has not
-    /// ended. If this fails, the file is not changed.
+    /// ended. If compaction fails, the file is not changed.
     fn compact(&mut self, now: Timestamp) {
         match compact(&self.path, now) {
             Ok((file, lines)) => (self.file, self.lines) = (file, lines),
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn a_long_file_is_written_again() {
         let path = path("overrides-long");
-        // The lines are written in one call, because `Writer` waits for the disk after each line.
+        // Write the lines in one call, because `Writer` waits for the disk after each line.
         let line = |key: &str, quota: usize| {
             format!("{{\"rule\":\"api\",\"key\":[\"{key}\"],\"limits\":[\"{quota}/min\"]}}\n")
         };

@@ -6,7 +6,7 @@
 //! rule | FF | b | FF | entry | FF | value | FF | …     a block; the rule is empty if it has none
 //! ```
 //!
-//! No part contains the separator, because this byte never occurs in UTF-8.
+//! No part of the ID contains the separator, because this byte never occurs in UTF-8.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use tidegate_core::{EntryBlockTarget, OverrideTarget};
@@ -49,7 +49,7 @@ fn join<'v>(rule: &str, kind: u8, values: impl Iterator<Item = &'v str>) -> Vec<
     id
 }
 
-/// Parses an ID. Returns `None` if it is not valid.
+/// Parses an ID. Returns `None` if the ID is not valid.
 pub(super) fn parse(id: &[u8]) -> Option<StoredId> {
     let mut parts = id.split(|byte| *byte == SEPARATOR);
     let rule = std::str::from_utf8(parts.next()?).ok()?;

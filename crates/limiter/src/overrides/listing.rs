@@ -72,7 +72,7 @@ impl ServerLimiter {
                 continue;
             }
             let after = after.as_ref().filter(|(rule, _)| **rule == *name);
-            // One override more than fits on the page is requested, to find out whether another
+            // One more override than fits on the page is requested, to find out whether another
             // page follows.
             let most = filter.most + 1 - page.overrides.len();
             let select = |target: &OverrideTarget, found: &Override| {

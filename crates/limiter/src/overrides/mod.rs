@@ -106,8 +106,8 @@ pub struct StateMoved;
 /// Where the overrides and the blocks by entries are kept.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideKeeper {
-    /// Whether the overrides are kept in a file. This is not derived from `changes`, because its
-    /// lock is held while the file is written.
+    /// Whether the overrides are kept in a file. This flag is separate from `changes`, because the
+    /// lock of `changes` is held while the file is written.
     has_file: bool,
     changes: Arc<Mutex<MemoryChanges>>,
     /// The version of the overrides that this server last read from Redis. The lock ensures that an
@@ -180,9 +180,9 @@ impl ServerLimiter {
         &self.live.entry_blocks
     }
 
-    /// Keeps the overrides and the blocks by entries in the file at `path`, and restores those that
-    /// the file contains. Without this call, the overrides and blocks of a memory store do not
-    /// survive a restart. Returns the number of overrides and blocks.
+    /// Keeps the overrides and the blocks by entries in the file at `path`, and restores those in
+    /// the file. Without this call, the overrides and blocks of a memory store do not survive a
+    /// restart. Returns the number of overrides and blocks.
     ///
     /// # Errors
     ///
@@ -448,16 +448,16 @@ impl ServerLimiter {
         Ok(())
     }
 
-    /// Applies a change that this server has just made in Redis. If Redis cannot be read, the next
-    /// regular read applies the change.
+    /// Applies a change that this server has just written to Redis. If Redis cannot be read, the
+    /// next regular read applies the change.
     async fn read_own_change(&self, store: &RedisStore) {
         self.record_sync(&self.read_override_changes(store).await);
     }
 
     /// Reads all overrides from Redis. A server calls this method before it accepts requests, so
-    /// that no request is decided with the limits of a rule while its key has an override. Tries
-    /// again for up to `patience` while Redis does not reply, and then logs the error. With a
-    /// memory store, this method does nothing.
+    /// that the server does not decide a request under a rule's own limits while the key has an
+    /// override. Tries again for up to `patience` while Redis does not reply, and then logs the
+    /// error. With a memory store, this method does nothing.
     pub async fn read_overrides_at_start(&self, patience: Duration) {
         let Some(redis) = self.redis_store() else {
             return;
@@ -473,7 +473,7 @@ impl ServerLimiter {
     }
 
     /// Reads override changes from Redis twice a second, and removes expired overrides once an
-    /// hour. This function never returns.
+    /// hour. The future never completes.
     pub async fn sync_overrides(&self) {
         let mut reads = 0;
         loop {
@@ -527,7 +527,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Applies changes from Redis. Returns whether they set blocks by entries.
+    /// Applies changes from Redis. Returns whether the changes set blocks by entries.
     fn apply_override_changes(&self, changes: &OverrideChanges) -> bool {
         let mut sets_blocks = false;
         for id in changes.removed.iter().filter_map(|id| id::parse(id)) {
@@ -578,7 +578,7 @@ impl ServerLimiter {
     async fn remove_ended_overrides(&self) {
         let now = self.now();
         if let Some(redis) = self.redis_store() {
-            // The other servers see these removals when they read the changes.
+            // The other servers see the removals when they read the changes.
             while let Ok(true) = redis.store().sweep_overrides(now).await {}
         } else {
             self.live.remove_ended(now);

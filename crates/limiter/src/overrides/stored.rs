@@ -1,4 +1,4 @@
-//! Stored documents of both kinds: overrides, and blocks by entries.
+//! Documents of the two stored kinds: overrides, and blocks by entries.
 
 use serde_json::Value;
 use tidegate_core::{EntryBlocks, Overrides, Timestamp};

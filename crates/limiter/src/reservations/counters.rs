@@ -39,7 +39,7 @@ pub struct CounterCharge {
 pub struct ReservedCounters {
     /// The decision.
     pub decided: StoreDecision,
-    /// One outcome for each limit of each charge. Empty if no limit was evaluated.
+    /// One outcome for each limit of each charge; empty if no limit was evaluated.
     pub outcomes: Vec<Outcome>,
     /// The reservation; `None` if nothing was charged.
     pub reservation: Option<Reservation>,

@@ -42,9 +42,9 @@ pub enum NotOutstanding {
     Unknown,
     /// It has expired.
     Expired,
-    /// It was already settled.
+    /// The reservation was already settled.
     Settled,
-    /// It has lost its concurrency slot.
+    /// The reservation has lost its concurrency slot.
     SlotLost,
 }
 

@@ -1,4 +1,4 @@
-//! The end of expired reservations: they are refunded, unless `on_expiry` is `charge`.
+//! Ends expired reservations, and refunds them unless `on_expiry` is `charge`.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -64,8 +64,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Ends reservations as they expire, until the future is dropped. With Redis, this includes the
-    /// reservations of servers that have stopped.
+    /// Ends reservations as they expire, until the future is dropped. With Redis, this method also
+    /// ends the reservations of servers that have stopped.
     pub async fn keep_expiring_reservations(&self) {
         let own = self.keep_expiring_own_reservations();
         let (writes, orphans) = (self.keep_writing_expiry_queue(), self.keep_ending_orphans());
@@ -104,7 +104,7 @@ impl ServerLimiter {
         Ok(status)
     }
 
-    /// Ends an expired reservation that this server has made.
+    /// Ends an expired reservation of this server.
     async fn expire_in_redis(
         &self,
         id: ReservationId,
@@ -137,7 +137,7 @@ impl ServerLimiter {
             let ended = self.end_expired(redis_store, reservation, &final_charges, now);
             ended.await
         };
-        // Before this point, the expiry queue must keep the reservation, in case the server is
+        // Until this point, the expiry queue must keep the reservation, in case the server is
         // killed.
         if let Ok(
             ReservationStatus::Ended

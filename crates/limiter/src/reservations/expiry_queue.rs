@@ -8,16 +8,16 @@
 //!                                          5 s after the expiry: ended by any other server
 //! ```
 //!
-//! The expiry queue adds no Redis call to reserving and settling: each reservation that lasts
-//! longer than 100 ms is written and removed in batches. If the server is killed, only the
+//! The expiry queue adds no Redis call to reserving and settling: the queue writes and removes the
+//! reservations that last longer than 100 ms in batches. If the server is killed, only the
 //! reservations that were not written yet stay charged.
 //!
-//! Any server may end a reservation of any other server, even of a running one, because the guard
-//! in Redis ensures that a reservation ends only once.
+//! Any server may end a reservation of any other server, even of a running server, because the
+//! guard in Redis ensures that a reservation ends only once.
 //!
-//! An entry has the format of a token without its tag. It contains the current expiry, and not the
-//! limits, so a server needs the same rules to end it.
-//! Reservations of counters are not written: their limits are known only to the caller.
+//! An entry has the format of a token without its tag. The entry contains the current expiry but
+//! not the limits, so a server that ends the reservation needs the same rules. Reservations of
+//! counters are not written, because only the caller knows their limits.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -47,8 +47,8 @@ const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 /// The interval between two searches for expired reservations of other servers.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long after its expiry a reservation may be ended by any server. Until then, the server that
-/// made the reservation ends it.
+/// The time after its expiry from which any server may end a reservation. Until then, the server
+/// that made the reservation ends it.
 const GRACE: Span = Span::from_secs(5);
 
 /// If any server could have ended a reservation for longer than this time, it is not refunded,
@@ -84,9 +84,9 @@ const WRITES: Metric<1> = Metric::counter(
 /// The state of the task that writes the expiry queue.
 #[derive(Debug, Default)]
 pub(super) struct ExpiryQueueWriter {
-    /// Held during a write, so that two writes cannot overtake each other: the last write before
-    /// the server stops would otherwise overlap with a write of the task. No call of a client waits
-    /// for this lock, so it may be held across an await.
+    /// This lock is held during a write, so that the last write before the server stops does not
+    /// overlap with a write of the background task. No call of a client waits for this lock, so it
+    /// may be held across an await.
     write_lock: tokio::sync::Mutex<()>,
     is_failing: AtomicBool,
     is_full: AtomicBool,
@@ -94,7 +94,7 @@ pub(super) struct ExpiryQueueWriter {
     counts: [AtomicU64; 2],
 }
 
-/// The changes of one call.
+/// The changes to the expiry queue in one call.
 struct ExpiryQueueBatch {
     ended: Vec<ReservationId>,
     entries: Vec<ExpiryQueueEntry>,
@@ -140,9 +140,9 @@ enum OrphanResult {
     Ended(ReservationId),
     /// The reservation was renewed, so it expires later.
     Renewed(ExpiryQueueEntry),
-    /// This server cannot end the reservation, but another server may be able to do so.
+    /// This server cannot end the reservation, but another server may be able to end it.
     Skipped(ReservationId),
-    /// Redis did not answer, so this server or another one must try again.
+    /// Redis did not answer, so this server or another server must try again.
     Failed,
 }
 
@@ -256,16 +256,16 @@ impl ServerLimiter {
         let store = redis_store.store();
         let mut skipped = Vec::new();
         self.end_claimed_reservations(store, &mut skipped).await;
-        // If this server kept its claims, it could claim the reservations again before a server
-        // that can end them. It releases them last, because it would otherwise claim them again at
-        // once.
+        // Until its claims expire, no other server can end the reservations, and then this server
+        // could claim them again first. This server releases the claims last, because it would
+        // otherwise claim the same reservations again at once.
         if let Err(error) = store.release_claims(&skipped).await {
             tracing::debug!("failed to release reservations of other servers: {error}");
         }
     }
 
-    /// Claims expired reservations, and ends them. Adds those that this server cannot end to
-    /// `skipped`.
+    /// Claims expired reservations, and ends them. Adds the reservations that this server cannot
+    /// end to `skipped`.
     async fn end_claimed_reservations(&self, store: &RedisStore, skipped: &mut Vec<ReservationId>) {
         for _ in 0..MAX_CLAIMS {
             let claimed = match store.claim_expired().await {
@@ -290,7 +290,8 @@ impl ServerLimiter {
                 }
             }
             if let Err(error) = store.write_expiry_queue(&ended, &renewed).await {
-                // The entries can be claimed again. Their reservations then have already ended.
+                // Another search can claim the entries again. By then, their reservations have
+                // already ended.
                 tracing::debug!("failed to remove ended reservations: {error}");
                 return;
             }
@@ -306,7 +307,7 @@ impl ServerLimiter {
     /// Ends a reservation from the expiry queue, unless it was settled or renewed.
     async fn end_orphan(&self, claimed: ClaimedReservation, now: Timestamp) -> OrphanResult {
         let ClaimedReservation { id, overdue, value } = claimed;
-        // The clock of this server may be wrong, so only the clock of Redis counts.
+        // The clock of this server may be wrong, so only the Redis clock counts.
         let is_late = overdue > MAX_OVERDUE;
         let (Some(redis_store), Some((mut contents, charges))) =
             (self.redis_store(), decode_entry(&value))
@@ -329,12 +330,13 @@ impl ServerLimiter {
                     OrphanResult::Renewed(entry_of(&contents, now))
                 }
                 Ok(Some(_)) => OrphanResult::Ended(id),
-                // The guard may have expired, so it is unknown whether the reservation was settled.
+                // The guard may have expired, so this server does not know whether the reservation
+                // was settled.
                 Ok(None) => self.lose_orphan(id),
                 Err(error) => orphan_failed(&error),
             };
         }
-        // Other servers with the same prefix may have the rules that this server does not have.
+        // Other servers with the same prefix may have rules that this server does not have.
         if reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }
@@ -347,7 +349,7 @@ impl ServerLimiter {
         };
         match status {
             Ok(ReservationStatus::Ended) => {
-                // It is not known how long the slots were in use.
+                // This server does not know how long the slots were in use.
                 release_slots(&self.waiters, &reservation.charges, None);
                 OrphanResult::Ended(id)
             }

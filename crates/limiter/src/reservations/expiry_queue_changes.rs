@@ -75,7 +75,7 @@ impl ExpiryQueueChanges {
         self.ended.split_off(kept).into()
     }
 
-    /// Records that a call with these changes has failed.
+    /// Records that the call with these changes has failed.
     pub(super) fn restore(
         &mut self,
         ended: Vec<ReservationId>,
@@ -101,8 +101,8 @@ mod tests {
     enum Step {
         Add(u8),
         End(u8),
-        /// Writes a batch of at most this many changes of each kind. Between the start and the end
-        /// of the call, a reservation ends.
+        /// Writes a batch of at most this many changes of each kind. A reservation ends between the
+        /// start and the end of the call.
         Write {
             most: usize,
             ended_meanwhile: u8,

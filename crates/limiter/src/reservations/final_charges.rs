@@ -55,7 +55,8 @@ impl FinalCharges {
 /// Returns how many units `rule` charges in total for a request with the final `cost`. The rule has
 /// already charged `reserved` units.
 fn final_charge(rule: Option<&Rule>, reserved: u64, cost: u64) -> u64 {
-    // The counter of an Envoy descriptor has no rule. Its final charge is the final cost.
+    // The counter of an Envoy descriptor has no rule. The final charge of such a counter is the
+    // final cost.
     let Some(rule) = rule else { return cost };
     match rule.cost() {
         // More concurrency slots than reserved are never charged, because no request would release

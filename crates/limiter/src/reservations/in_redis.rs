@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
-/// The charges of a token, with their limits under the current rules.
+/// The charges in a token, with their limits under the current rules.
 pub(super) struct SharedReservation {
     pub(super) charges: OwnedCharges,
     receipt: RedisReceipt,
@@ -108,7 +108,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Settles those charges of a reservation that were made in this server's memory, against its
+    /// Settles those charges of a reservation that this server made in its memory, against its
     /// local share of the limits, while Redis was unreachable.
     pub(super) fn settle_own_share(
         &self,

@@ -14,7 +14,7 @@ use super::{
 use crate::ServerLimiter;
 
 impl ServerLimiter {
-    /// Ends a reservation, and refunds its unused units. Returns its charges.
+    /// Ends a reservation, and refunds its unused units. Returns the charges of the reservation.
     pub(super) fn end_locally(
         &self,
         outstanding: OutstandingReservation,
@@ -44,7 +44,7 @@ impl ServerLimiter {
         self.reservations.expired.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Renews a reservation. Returns its time to live.
+    /// Renews a reservation. Returns the time to live of the reservation.
     pub(super) fn renew_locally(
         &self,
         id: &ReservationId,

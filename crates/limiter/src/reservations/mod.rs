@@ -1,5 +1,5 @@
 //! Reservations, for requests whose final cost is known only later. One call makes a reservation,
-//! and a later call settles it. The second call may go to another server.
+//! and a later call settles it. Another server may receive the second call.
 //!
 //! ```text
 //! reserve ─▶ admitted: charged, and a token ─┬─▶ settle: the unused part is refunded, or
@@ -9,10 +9,10 @@
 //!                                                unless `on_expiry` is `charge`
 //! ```
 //!
-//! The reserved units are charged when the reservation is made. Therefore the reserved units and
+//! The reserved units are charged when the reservation is made. Therefore, the reserved units and
 //! the units of all other requests together never exceed a limit, and a denied request is admitted
-//! as usual if it is retried after the announced time. The core crate's `receipt.rs` describes
-//! which units a refund can return.
+//! if it is retried after the announced time. The core crate's `receipt.rs` describes which units a
+//! refund can return.
 //!
 //! **Ends only once.** With the memory store, the server removes a reservation from its table
 //! before settling it. With Redis, a guard record next to the charges stores that the reservation
@@ -167,7 +167,7 @@ impl Reservations {
         self.wake_expiry(due_at, now);
     }
 
-    /// Removes an outstanding reservation, and returns it.
+    /// Removes and returns an outstanding reservation.
     fn take(&self, id: &ReservationId) -> Result<OutstandingReservation, ReservationError> {
         let mut table = self.table();
         if table.is_moved {
@@ -219,7 +219,8 @@ pub struct Reservation {
 pub struct SettledReservation {
     /// The final cost of the request, minus the units that the limits did not admit.
     pub settled: u64,
-    /// The number of unused reserved units. They are refunded if the limits still count them.
+    /// The number of unused reserved units. These units are refunded if the limits still count
+    /// them.
     pub unused: u64,
     /// The number of units by which the final cost exceeds the reserved units.
     pub over: u64,
@@ -377,8 +378,8 @@ impl ServerLimiter {
     }
 
     /// Renews the reservation of `token`, which then expires after `ttl`. `ttl` is limited as in
-    /// [`Self::reserve`]. Also renews the leases of its concurrency slots. The returned token
-    /// replaces `token`.
+    /// [`Self::reserve`]. Also renews the leases of the reservation's concurrency slots. The
+    /// returned token replaces `token`.
     ///
     /// # Errors
     ///

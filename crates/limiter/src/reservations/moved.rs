@@ -1,9 +1,9 @@
-//! Reservations that move to another process, during an upgrade or in a snapshot. Only those of the
-//! memory store move. The tokens of reservations in Redis contain their charges, and the expiry
-//! queue in Redis contains the reservations.
+//! Reservations that move to another process, during an upgrade or in a snapshot. Only the
+//! reservations of the memory store move. The tokens of reservations in Redis contain their
+//! charges, and the expiry queue in Redis contains the reservations.
 //!
-//! A reservation moves in the format of the contents of a token, preceded by the instant at which
-//! it was made (8 bytes). The receipts are those of [`MemoryStore::move_receipt`].
+//! A moved reservation has the format of a token's contents, preceded by the instant at which the
+//! reservation was made (8 bytes). The receipts have the format of [`MemoryStore::move_receipt`].
 //!
 //! [`MemoryStore::move_receipt`]: tidegate_core::MemoryStore::move_receipt
 
@@ -39,7 +39,7 @@ impl ServerLimiter {
         self.encode_reservations(&self.outstanding_ids())
     }
 
-    /// Encodes those of the reservations `ids` that are still outstanding.
+    /// Encodes the reservations in `ids` that are still outstanding.
     fn encode_reservations(&self, ids: &BTreeSet<ReservationId>) -> Vec<Vec<u8>> {
         let now = self.now();
         let encode = |id| {
@@ -124,7 +124,8 @@ impl ServerLimiter {
         self.reservations.table().len()
     }
 
-    /// Takes a reservation of another process. Returns false if it is not valid.
+    /// Takes a reservation of another process. Returns false if the encoding of the reservation is
+    /// not valid.
     pub(crate) fn take_reservation(&self, moved: &[u8]) -> bool {
         let Some((since, contents)) = moved.split_first_chunk() else {
             return false;

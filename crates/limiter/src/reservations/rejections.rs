@@ -23,7 +23,7 @@ pub(super) struct Rejections {
 }
 
 impl Rejections {
-    /// Counts a failed call, if it failed because its reservation is not outstanding.
+    /// Counts a failed call whose reservation is not outstanding.
     pub(super) fn count(&self, error: &ReservationError) {
         let counter = match error {
             ReservationError::Invalid => &self.invalid,

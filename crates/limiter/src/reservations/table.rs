@@ -29,7 +29,7 @@ pub(super) struct OutstandingReservation {
     /// The instant at which the server ends the reservation: when it expires, or later if an
     /// attempt failed.
     pub(super) due_at: Timestamp,
-    /// Counts the reservation until it is dropped.
+    /// This permit counts the reservation until the permit is dropped.
     pub(super) _permit: ReservationPermit,
 }
 
@@ -72,12 +72,13 @@ pub(super) struct OutstandingTable {
     settled: SettledIds,
     /// The reservations in Redis that are not in the expiry queue yet, or still in it.
     pub(super) expiry_queue: ExpiryQueueChanges,
-    /// Whether another process has taken over the reservations. This process must not end them.
+    /// Whether another process has taken over the reservations. After the takeover, this process
+    /// must not end these reservations.
     pub(super) is_moved: bool,
 }
 
 /// The most recently settled reservations of counters, in the order in which they were settled.
-/// Each has its counters and the instant at which it would have expired.
+/// Each ID has its counters, and the instant at which the reservation would have expired.
 #[derive(Debug, Default)]
 struct SettledIds {
     by_settlement: VecDeque<(Timestamp, ReservationId)>,
@@ -101,7 +102,7 @@ impl OutstandingTable {
 
     /// Adds a reservation, or a changed reservation that was removed before.
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
-        // Other servers do not know the limits of charges without rules.
+        // Other servers do not know the limits of charges that have no rule.
         if redis_receipt(outstanding.receipt.as_ref()).is_some() && outstanding.charges.has_rules()
         {
             self.expiry_queue.add(id);

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A token contains the charges only if they were made in Redis, so that every server that shares
-//! the Redis can settle them. Otherwise, the server that made the reservation keeps its charges.
-//! The byte `holder` is 0 if nothing was charged, 1 if the server holds the charges, and 2 if they
-//! are in Redis.
+//! the Redis can settle them. If the charges are not in Redis, the server that made the reservation
+//! keeps them. The byte `holder` is 0 if nothing was charged, 1 if the server holds the charges,
+//! and 2 if they are in Redis.
 //!
 //! The byte `kind` is 1 for a request, whose charges belong to rules, and 2 for counters. A call
 //! accepts only tokens of its own kind, because the two kinds of reservations are settled in
@@ -30,7 +30,7 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-/// Tokens of version 1 had no kind. They are no longer valid.
+/// Tokens of version 1 had no kind. Such tokens are no longer valid.
 const VERSION: u8 = 2;
 
 /// The flags of a charge: whether its limits were raised (elastic rule), and whether its key had a
@@ -41,7 +41,8 @@ const HAS_PLAN: u8 = 2;
 /// The length of the HMAC at the end of a token, in bytes.
 const TAG_BYTES: usize = 32;
 
-/// The initial buffer size for a token, in bytes. Most tokens fit into it without reallocation.
+/// The initial buffer size for a token, in bytes. Most tokens fit into this buffer without
+/// reallocation.
 const USUAL_BYTES: usize = 192;
 
 /// A random number that identifies a reservation.
@@ -176,13 +177,14 @@ impl TokenKeys {
             return false;
         };
         if let Some(random) = &self.random {
-            // A process takes over from one other process, so the key is replaced only once.
+            // A process takes over from at most one other process, so the key is replaced only
+            // once.
             let _ = random.taken.set(SecretKey::new(bytes));
         }
         true
     }
 
-    /// Returns the valid keys. The first of them seals new tokens.
+    /// Returns the valid keys. The first key seals new tokens.
     fn all(&self) -> impl Iterator<Item = &hmac::Key> {
         let random = self.random.as_ref();
         let random = random.map(|random| &random.current().key);

@@ -2,8 +2,9 @@
 //!
 //! Each server publishes its time slices when they are complete. If counts from a delayed worker or
 //! from a later minute are added to a slice, the slice is published again. Any server can read the
-//! slices of all other servers, and merge them with its own. The counts of other servers are
-//! therefore up to one time slice old. A killed server loses at most the current minute.
+//! slices of all other servers, and merge these slices with its own slices. The counts of other
+//! servers are therefore up to one time slice old. A killed server loses at most the current
+//! minute.
 
 use std::collections::BTreeMap;
 

@@ -146,7 +146,7 @@ impl ServerLimiter {
         })
     }
 
-    /// Returns `key` as other servers publish it: hashed, if keys are hashed.
+    /// Returns `key` as the servers publish it: hashed, if the setting `privacy` says so.
     fn published_key(&self, rule: &Rule, key: &[u8]) -> Vec<u8> {
         if !self.key_mask().is_hashed() {
             return key.to_vec();

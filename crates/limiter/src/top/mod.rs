@@ -2,7 +2,7 @@
 //! lists the top keys of one rule or of all rules.
 //!
 //! Each worker records decisions in its own shard. Only a reader can contend for the lock of a
-//! shard, and it holds the lock only while it copies the counts of one rule.
+//! shard, and the reader holds the lock only while it copies the counts of one rule.
 
 mod fleet;
 mod key_history;
@@ -46,8 +46,9 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The maximum number of completed minutes in a shard. [`TopTalkers::collect_ended`] moves them to
-/// the history. If it is not called in time, the worker itself moves them.
+/// The maximum number of completed minutes in a shard. [`TopTalkers::collect_ended`] moves these
+/// minutes to the history. If that method is not called in time, the worker itself moves the
+/// minutes.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -66,8 +67,8 @@ pub struct TopQuery {
 /// The result of a [`TopQuery`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopList {
-    /// The time from which on decisions are counted. It is at most one time slice before the start
-    /// of the requested period.
+    /// The time from which on decisions are counted. The time is at most one time slice before the
+    /// start of the requested period.
     pub from: Timestamp,
     /// The time of the query.
     pub until: Timestamp,
@@ -138,7 +139,8 @@ struct ClosedSlices {
 #[repr(align(128))]
 struct Shard(Mutex<Recorder>);
 
-/// The counts of one rule, on this server and on the other servers that have published counts.
+/// The counts of one rule: the counts of this server, and the counts that other servers have
+/// published.
 type Groups = Vec<GroupSummaries>;
 
 impl TopTalkers {
