@@ -1,5 +1,5 @@
-//! Manual blocks. The store records each block twice: in the value of the blocked key, from which
-//! the scripts enforce the block, and in an index that lists all blocks.
+//! Manual blocks. The store records each block in two places: in the value of the blocked key,
+//! where the scripts enforce the block, and in an index of all blocks.
 
 use std::collections::HashMap;
 

@@ -47,7 +47,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// Splits the call into one call per key. The first `shared` arguments are common to all keys.
-    /// They are followed by three arguments for each key.
+    /// Three arguments for each key follow.
     pub(crate) fn split_by_key(&self, shared: usize) -> Vec<Self> {
         let (shared, of_keys) = self.args.split_at(shared.min(self.args.len()));
         let keys = self.keys.iter().zip(of_keys.chunks(3));

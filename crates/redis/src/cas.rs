@@ -27,8 +27,8 @@ pub(crate) enum ValueChange {
 
 impl RedisStore {
     /// Reads the values of `keys`, passes them to `compute`, and writes the new values that
-    /// `compute` returns. All keys must be in one cluster slot. If another client has changed a
-    /// value after it was read, the function starts over, up to `MAX_TRIES` times.
+    /// `compute` returns. All keys must be in one cluster slot. If another client changes a value
+    /// after the function has read it, the function starts over, up to `MAX_TRIES` times.
     pub(crate) async fn compare_and_set<T>(
         &self,
         keys: Vec<Vec<u8>>,
@@ -165,9 +165,9 @@ impl RedisStore {
     }
 }
 
-/// Returns whether converting `stored` to the limits of `charge` would lose all counts. In this
-/// case, a refund leaves the value unchanged, because the counts are still valid for the limits
-/// under which they were stored.
+/// Returns whether converting `stored` to the limits of `charge` would lose all counts. If all
+/// counts would be lost, a refund leaves the value unchanged, because the counts are still valid
+/// for the limits under which they were stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored

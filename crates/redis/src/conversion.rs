@@ -33,7 +33,7 @@ pub(crate) struct Conversion {
     /// state exceeds the charge's limits, because the excess would be lost in the conversion. Such
     /// a state is not replaced until the excess has drained, not even to count a denied request.
     pub(crate) keep_until: Option<Timestamp>,
-    /// When the state has drained, if it exceeds a limit.
+    /// The drain times of the state, if the state exceeds a limit.
     pub(crate) drain_times: DrainTimes,
 }
 
@@ -62,8 +62,8 @@ impl Conversions {
         conversions.any(|conversion| conversion.keep_until.is_some())
     }
 
-    /// If a stored state exceeds a limit, sets this limit's `reset_after` and `retry_after` in
-    /// `outcomes` to the time that the stored state takes to drain.
+    /// If a stored state exceeds a limit, the times `reset_after` and `retry_after` of this limit
+    /// in `outcomes` become the time that the stored state takes to drain.
     pub(crate) fn report_drain_times(
         &self,
         charges: &[Charge<'_>],
@@ -179,9 +179,9 @@ fn end_at(grid: &Window, at: Timestamp) -> u64 {
 /// to other parameters. The ledger is empty if nothing in `stored` can be refunded.
 ///
 /// A receipt from before the conversion does not name this ledger, so the receipt's charge is not
-/// refunded. This also holds if the parameters are changed back, because the charge may have
-/// drained at another rate in between. The ledger is kept until every earlier charge would have
-/// drained if the state had not been converted.
+/// refunded. Changing the parameters back makes no difference, because the charge may have drained
+/// at another rate in between. The store keeps the ledger until every earlier charge would have
+/// drained without the conversion.
 pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(stored).max(stored.ledger_until());
     let mut ledger = Vec::new();
@@ -225,15 +225,15 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     let is_same = stored.encoded_states.starts_with(&head(charge));
     if !is_same {
         // If the instant is later than `now` by more than the longest window, the instant was
-        // written by the clock that was ahead. Such an instant is ignored.
+        // written by the clock that was ahead. An instant from the wrong clock is ignored.
         let windows = charge.limits.iter().map(Limit::window);
         let latest = now.after(windows.max().unwrap_or(Span::ZERO));
         until = until.max(refundable_until(stored).min(latest));
     }
     let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
-        // The start and the end of the ledger were computed with the same clock, so the difference
-        // between them is correct even if that clock was ahead.
+        // The same clock wrote the start and the end of the ledger, so the difference is correct
+        // even if that clock was ahead.
         let length = stored
             .ledger_until()
             .as_micros()

@@ -141,8 +141,8 @@ impl Input<'_> {
             .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// Reads the states from a value without a block or a ledger. Each state has its parameters and
-    /// its lead.
+    /// Reads the states from a value without a block or a ledger. Each returned state has its
+    /// parameters and its lead.
     fn states(mut self) -> Result<Vec<(StoredState, u8)>, &'static str> {
         let mut kinds = Vec::new();
         if self.0.first() == Some(&SEVERAL) {
@@ -397,11 +397,11 @@ pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
 /// Entries of a sliding window log, each with its instant and its cost.
 type Stamps = Vec<(u64, u64)>;
 
-/// A reply of a fast-path script. Such a script evaluates the limits of a single key.
+/// A reply of a fast-path script. A fast-path script evaluates the limits of a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FastPathReply {
     /// The script made a decision. The field is the time in microseconds by which the theoretical
-    /// arrival time of the GCRA state was ahead of the clock before the decision.
+    /// arrival time in the GCRA state was ahead of the clock before the decision.
     AheadBy(u64),
     /// The script made a decision at `now`. `value` is the stored value before the decision.
     Decided { now: Timestamp, value: Vec<u8> },

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use tidegate_core::{Charge, remote_eval::parameters_digest};
 
-/// After a denial, this many consecutive requests are peeked (evaluated without a charge) before
-/// they are charged.
+/// After a denial, the store peeks this number of consecutive requests (evaluates them without a
+/// charge) before it charges them.
 const PEEKED_REQUESTS: u8 = 16;
 
 /// Number of counters. Requests on the same limits share a counter. If unrelated limits share a

@@ -1,6 +1,6 @@
 //! Publishes and reads the recent denials of all servers that share a Redis.
 //!
-//! The denials are in one hash, which is used as a ring buffer with [`MAX_PUBLISHED_DENIALS`]
+//! The denials are in one Redis hash, which serves as a ring buffer with [`MAX_PUBLISHED_DENIALS`]
 //! entries. The hash expires if no server has published a denial for a day.
 
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl RedisStore {
     }
 
     /// Returns a page of the published denials. The page begins after the position `after`, which
-    /// is `next` of the previous page. Without `after`, it begins with the newest denial.
+    /// is `next` of the previous page. Without `after`, the page begins with the newest denial.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ fn page(reply: Reply, after: Option<u64>) -> Option<PublishedDenials> {
         .filter_map(decode::bytes)
         .zip((0..before).rev());
     let denials = denials.filter_map(|(bytes, number)| {
-        // A field without this number was written by an earlier version or by another program.
+        // An earlier version or another program wrote a field without this number.
         let denial = bytes.strip_prefix(format!("{number} ").as_bytes())?;
         Some(denial.to_vec())
     });

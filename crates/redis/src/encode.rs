@@ -4,8 +4,8 @@
 //! The scripts support seven algorithms ([`kernel`]), each of which implements one or more variants
 //! of [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token buckets
 //! and leaky buckets, because their state is also a theoretical arrival time. A *member* is an
-//! algorithm with its parameters. Each limit of a rule is a member of its own, except for sliding
-//! window logs: all sliding window logs of a rule share a single member.
+//! algorithm with its parameters. Each limit of a rule is a separate member, except that all
+//! sliding window logs of a rule share one member.
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
@@ -76,9 +76,9 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     }
 }
 
-/// Encodes a GCRA unit of `numerator / denominator` microseconds as a rate: a number of units per
-/// period, where the period is one of the [`RATE_PERIODS`]. Returns `None` if the number does not
-/// fit for any of these periods.
+/// Encodes the duration of one GCRA unit, `numerator / denominator` microseconds, as a rate: a
+/// number of units per period, where the period is one of the [`RATE_PERIODS`]. Returns `None` if
+/// the number does not fit for any of these periods.
 fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     let mut periods = (0..).zip(RATE_PERIODS);
     periods.find_map(|(number, period)| {
@@ -186,7 +186,7 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
             put(value, stamps.len() as u64, 4);
             put(value, windows as u64, 1);
             put(value, 0, 3);
-            // Every window is stored as if it began at the first entry. The next script call
+            // Each window is stored as if it began at the first entry. The next script call
             // advances each window to the current time.
             let first = stamps.first().map_or(0, |(at, _)| *at);
             for _ in 0..windows {
@@ -205,8 +205,8 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
 }
 
 /// Appends a number in `bytes` bytes, at most 8. A number that is too large is stored as the
-/// largest number that fits. If only its low bytes were stored, they would be decoded as a small
-/// count or as an instant in the past.
+/// largest number that fits. The low bytes of such a number alone would be decoded as a small count
+/// or as an instant in the past.
 pub(crate) fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     let bytes = bytes.min(8);
     let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);

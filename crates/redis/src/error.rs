@@ -1,7 +1,7 @@
 //! Errors that prevent a decision.
 
-/// Either no decision was made, or it is unknown whether a decision was made. In both cases, the
-/// rule's failure policy decides the request.
+/// Either the store made no decision, or the caller cannot know whether the store made a decision.
+/// In both cases, the rule's fallback policy decides the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

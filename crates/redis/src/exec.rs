@@ -51,8 +51,8 @@ pub(crate) type Replies = Vec<Result<Reply, ExecError>>;
 pub(crate) trait Executor: fmt::Debug + Send + Sync {
     fn run<'a>(&'a self, calls: &'a [Call]) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>>;
 
-    /// Returns whether this is a Redis Cluster, in which all keys of one call must be in the same
-    /// slot.
+    /// Returns whether the executor uses a Redis Cluster, in which all keys of one call must be in
+    /// the same slot.
     fn is_cluster(&self) -> bool;
 
     /// Returns the sorted names of the servers that hold the keys.

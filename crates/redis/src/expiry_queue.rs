@@ -1,14 +1,14 @@
 //! The expiry queue of outstanding reservations in Redis. If a server stops, the other servers find
 //! its expired reservations in the expiry queue, and end them.
 //!
-//! The queue delivers with a delay: a reservation becomes available some time after it
-//! expires, so that the server that made it can end it first. A server that takes a reservation
-//! from the expiry queue *claims* it. Unless the server then removes it, the reservation becomes
-//! available again. A server that stops after a claim therefore loses nothing. If two servers end
-//! the same reservation, only the first call has an effect (`guard.lua`).
+//! A reservation becomes available some time after it expires, so that the server that made the
+//! reservation can end it first. A server that takes a reservation from the expiry queue *claims*
+//! it. Unless the server then removes it, the reservation becomes available again. A server that
+//! stops after a claim therefore loses nothing. If two servers end the same reservation, only the
+//! first call has an effect (`guard.lua`).
 //!
 //! The expiry queue does not depend on the clocks of the Tidegate servers: the writing server sends
-//! the time that is left until the reservation becomes available, and Redis adds it to its own
+//! the remaining time until the reservation becomes available, and Redis adds this time to its own
 //! clock.
 //!
 //! All keys of the expiry queue are in one cluster slot.
@@ -91,9 +91,9 @@ impl RedisStore {
         decode::integer(&reply).ok_or_else(StoreError::unexpected_reply)
     }
 
-    /// Claims some of the reservations that any server may end now. The caller removes them with
-    /// [`Self::write_expiry_queue`] after it has ended them. Otherwise, they can soon be claimed
-    /// again.
+    /// Claims some of the reservations that any server may end now. The caller ends the claimed
+    /// reservations, and then removes them with [`Self::write_expiry_queue`]. If the caller does
+    /// not remove a reservation, any server can soon claim the reservation again.
     ///
     /// # Errors
     ///
@@ -122,13 +122,13 @@ impl RedisStore {
         claimed.ok_or_else(StoreError::unexpected_reply)
     }
 
-    /// Releases claimed reservations that the caller cannot end. Other servers can claim them
-    /// immediately.
+    /// Releases claimed reservations that the caller cannot end. Other servers can claim these
+    /// reservations immediately.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not all were released, or if the outcome is unknown. They can then be
-    /// claimed when the lease of the claim ends.
+    /// [`StoreError`] if not all reservations were released, or if the outcome is unknown. A
+    /// reservation that was not released can be claimed when the lease of the claim ends.
     pub async fn release_claims(&self, ids: &[Id]) -> Result<(), StoreError> {
         for ids in ids.chunks(MAX_RELEASE) {
             let mut args = vec![self.instant(), b"release".to_vec()];

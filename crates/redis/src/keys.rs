@@ -15,14 +15,14 @@ use crate::{
 const SCANS_PER_CALL: usize = 100;
 
 /// The minimum number of keys that one `SCAN` visits. Without this minimum, a listing in small
-/// pages could need one command for each key of the server.
+/// pages could need one command for each key on the server.
 const MIN_KEYS_PER_SCAN: usize = 100;
 
 /// A position in a key listing. The default position is the beginning of the listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanPosition {
-    /// The server at which the listing continues. In a cluster, this is the server's address. It is
-    /// empty for the first server.
+    /// The server at which the listing continues. In a cluster, `server` is the address of the
+    /// server. `server` is empty for the first server.
     pub server: String,
     /// The cursor of `SCAN`.
     pub cursor: u64,
@@ -34,8 +34,8 @@ pub struct ScannedKeys {
     /// The keys, in the form in which they were charged, and in no particular order. As with
     /// `SCAN`, a key may occur twice in a listing.
     pub keys: Vec<Vec<u8>>,
-    /// The position of the next page; `None` if this is the last page. Even a page before the last
-    /// page can have few keys or no keys.
+    /// The position of the next page; `None` if this is the last page. A page can have few keys or
+    /// no keys even if it is not the last page.
     pub next: Option<ScanPosition>,
 }
 
@@ -45,14 +45,14 @@ impl RedisStore {
     /// can also exceed `most` by up to `most` keys, or by up to 100 keys if `most` is below 100.
     ///
     /// A call sends at most 100 `SCAN` commands. For each command, the server visits about `most`
-    /// of its keys, but at least 100. The visited keys can belong to any store and any rule. A key
-    /// that exists during the whole listing is returned at least once, unless the set of servers in
-    /// the cluster changes in the meantime.
+    /// of its keys, but at least 100. The visited keys can belong to any store and any rule. The
+    /// listing returns a key at least once if the key exists during the whole listing, unless the
+    /// set of servers in the cluster changes in the meantime.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if a server cannot be queried, if the server in `from` is not known, or if
-    /// the owner of any slot is not known.
+    /// [`StoreError`] if a server cannot be queried, if the server in `from` is unknown, or if the
+    /// owner of any slot is unknown.
     pub async fn scan_keys(
         &self,
         scope: [u8; 8],

@@ -1,13 +1,14 @@
-//! Finds states written by a clock that was ahead: the clock of a former primary, or the clock of
-//! this primary before it was set back.
+//! Finds states that were written by a clock that was ahead: the clock of a former primary, or the
+//! clock of this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
-//! sliding window log, or the index of a window. But the state of a GCRA limit or an interval
-//! bucket contains only the instant at which the bucket is full again. If a server with a larger
-//! limit has charged the key, this instant can be far ahead of even a correct clock. Therefore
-//! these states also contain a byte with their *lead*. The lead is an upper bound on how far that
-//! instant was ahead of the clock when the state was written. The fast path does not compute how
-//! far the instant is ahead. Instead, it always stores the lead that an exhausted limit would have.
+//! sliding window log, or the index of a window. The state of a GCRA limit or an interval bucket,
+//! however, contains only the instant at which the bucket is full again. If a server with a larger
+//! limit has charged the key, this instant can be far in the future even for a correct clock.
+//! Therefore, these states also contain a byte with their *lead*. The lead is an upper bound on how
+//! far this instant was ahead of the clock when the state was written. The fast path does not
+//! compute how far the instant is ahead of the clock. The fast path always stores the lead of an
+//! exhausted limit instead.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead

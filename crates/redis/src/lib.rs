@@ -2,11 +2,12 @@
 //! counters.
 //!
 //! A [`RedisStore`] makes the same decisions as the in-memory store, with the same value in every
-//! field. But it uses the Redis server's clock. Each decision is one call of a Lua script. The
-//! script reads the states of all keys, decides, and charges either all keys or none. Only the
-//! scripts write to these keys. The client does all multiplications in advance, so that the script
-//! only adds, carries and compares. The script returns the states that it has read, and
-//! [`tidegate_core::remote_eval`] computes from them every number that a caller sees.
+//! field. However, a `RedisStore` uses the clock of the Redis server. Each decision is one call of
+//! a Lua script. The script reads the states of all keys, decides, and charges either all keys or
+//! none. Only the scripts write to the keys of states. The client does all multiplications in
+//! advance, so that the script only adds, carries and compares. The script returns the states that
+//! it has read, and [`tidegate_core::remote_eval`] computes every number that a caller sees from
+//! these states.
 //!
 //! - **One Redis key per rule and key.** All limits of a rule for one key (such as a client
 //!   address) are stored in one value. Rules keyed by the same values share a hash tag, and
@@ -14,9 +15,8 @@
 //! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
 //!   only exception is a key with a block that has no end.
 //! - **One clock.** Each decision reads the server's `TIME` once. Setting the clock back creates no
-//!   tokens: a state that was written while the clock was more than 10 s ahead is clamped, so that
-//!   it has at most as many spent units as an exhausted key. After a smaller step, denials only
-//!   last longer.
+//!   tokens: a state that was written while the clock was more than 10 s ahead is clamped to at
+//!   most the spent units of an exhausted key. After a smaller step, denials only last longer.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If the
 //!   stored parameters differ from the parameters of the charge, the client converts the state in
 //!   the same way as the memory store. The script then uses the converted state for its decision,
@@ -38,14 +38,14 @@
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
 //! According to `MEMORY USAGE`, a GCRA limit with a 16-byte key takes 88 bytes. Together with its
-//! entries in the server's key table and expiry table, it takes 145 bytes of memory;
+//! entries in the server's key table and expiry table, the key takes 145 bytes of memory;
 //! `docs/fleet.md` has the breakdown. 100,000 sliding window logs of 60 requests each take 77 MB.
 //!
 //! A sliding window log takes 10 bytes per request. If all limits of a rule are logs that do not
-//! count denied requests, a decision reads and writes only a few positions of the log, however long
-//! it is. Every peek reads the whole log. Every decision also reads the whole log if the log counts
-//! denied requests or is combined with other algorithms. `docs/fleet.md` has the cost of reading a
-//! whole log.
+//! count denied requests, a decision reads and writes only a few positions of the log, whatever its
+//! length. Every peek reads the whole log. Every decision also reads the whole log if the log
+//! counts denied requests or is combined with other algorithms. `docs/fleet.md` has the cost of
+//! reading a whole log.
 
 mod blocks;
 mod call;

@@ -1,5 +1,5 @@
 //! Overrides in Redis, which all servers share. The store keeps opaque documents by id, and lists
-//! the changes since a given version, so that each server can keep a copy of all overrides.
+//! the changes after a given version, so that each server can keep a copy of all overrides.
 
 use tidegate_core::{Timestamp, bounds};
 
@@ -44,7 +44,7 @@ impl OverrideVersion {
 /// The override changes since a version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverrideChanges {
-    /// The version up to which this value contains all changes.
+    /// The version up to which `overrides` contains all changes.
     pub version: OverrideVersion,
     /// Whether there are later changes.
     pub has_more: bool,
@@ -114,9 +114,9 @@ impl RedisStore {
     }
 
     /// Returns the override changes after `version`, oldest first. For the default version, all
-    /// overrides are returned. Returns `None` if it is not known which changes followed `version`,
-    /// for example because Redis has lost its data. In this case, all overrides must be read again,
-    /// starting with the default version.
+    /// overrides are returned. Returns `None` if Redis no longer knows which changes followed
+    /// `version`, for example because Redis has lost its data. If the result is `None`, read all
+    /// overrides again, starting with the default version.
     ///
     /// # Errors
     ///

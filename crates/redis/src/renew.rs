@@ -22,11 +22,11 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`] if not all leases were renewed, or if the outcome is unknown. A lease that
-    /// was not renewed keeps its old expiry time. If a lease was renewed but the reply was lost,
-    /// the receipt does not identify the renewed lease. The next renewal then acquires a second
-    /// lease if a slot is free, and the first lease expires by itself. If no slot is free, one of
-    /// the slots may be occupied by the caller's own unidentified lease, so the result is
-    /// [`Renewal::Unknown`] until a slot is free.
+    /// was not renewed keeps its old expiry. If a lease was renewed but the reply was lost, the
+    /// receipt does not identify the renewed lease. The next renewal then acquires a second lease
+    /// if a slot is free, and the first lease expires by itself. If no slot is free, the caller's
+    /// own unidentified lease may occupy one of the slots, so the result is [`Renewal::Unknown`]
+    /// until a slot is free.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],

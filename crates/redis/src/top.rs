@@ -2,15 +2,15 @@
 //! own list so that all other servers can read them.
 //!
 //! Each server has a hash with one field per time slice. A new slice overwrites the slice for the
-//! same time of the previous day, so the size of the hash is bounded. If the server no longer
-//! publishes slices, the hash expires.
+//! same time of the previous day, so the size of the hash is bounded. If a server stops publishing
+//! slices, its hash expires.
 
 use std::time::Duration;
 
 use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore};
 
-/// How long the slices of a server are kept after its last publication. This is longer than the
-/// longest period of a list.
+/// How long the slices of a server are kept after its last publication. This time is longer than
+/// the longest period of a list.
 const EXPIRES_AFTER: Duration = Duration::from_secs(26 * 3_600);
 
 /// The maximum number of servers whose slices are listed. If there are more, the servers that

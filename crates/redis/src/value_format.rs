@@ -32,9 +32,9 @@
 //! The last byte in the state of a GCRA limit or an interval bucket is the lead. The lead is an
 //! upper bound on how far the state was ahead of the clock when the state was written (`lead.rs`).
 //!
-//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes. This is the longest
-//! string that fits into the smallest string allocation of Redis. Every number has exactly one
-//! encoding, so that parameters can be compared as bytes.
+//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes. A string of 12 bytes
+//! is the longest string that fits into the smallest string allocation of Redis. Every number has
+//! exactly one encoding, so that parameters can be compared as bytes.
 
 use tidegate_core::remote_eval::Terms;
 
@@ -68,8 +68,8 @@ pub(crate) const CLAMPED: u8 = 0x80;
 /// to other parameters.
 pub(crate) const CONVERTED: u8 = 0x40;
 
-/// The algorithm IDs in the scripts and in stored values. They are equal to the IDs in the core
-/// crate's snapshots. They need not be equal, because no code compares these IDs.
+/// The algorithm IDs in the scripts and in stored values. The IDs are equal to the IDs in the core
+/// crate's snapshots. No code depends on this equality.
 pub(crate) mod kernel {
     pub(crate) const GCRA: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;

@@ -111,7 +111,7 @@ impl ConnectError {
     /// Converts an error of the client library that occurred with the server at `address`.
     pub(super) fn from_library(address: &Address, error: &redis::RedisError) -> Self {
         use redis::{ErrorKind, ServerErrorKind};
-        // Only the first line is kept, because the other lines come from the library's parser.
+        // Keep only the first line, because the other lines come from the library's parser.
         let problem = error.to_string();
         let problem = problem.lines().next().unwrap_or_default().to_owned();
         let address = address.clone();

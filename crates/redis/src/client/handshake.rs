@@ -25,9 +25,9 @@ pub(super) enum ServerKind {
 /// Connects to `address`, and checks that the server is of the expected `kind` and can run the
 /// scripts.
 ///
-/// Finally, sends a command, and fails unless the server replies within the decision timeout. This
-/// way, a slow server is not used again. `on_disconnect` is called when the connection breaks, even
-/// while it is idle.
+/// Finally, sends a command, and fails unless the server replies within the decision timeout.
+/// Therefore, a slow server does not receive requests again. `on_disconnect` is called when the
+/// connection breaks, even while it is idle.
 pub(super) async fn connect(
     settings: &RedisSettings,
     address: &Address,

@@ -3,8 +3,8 @@
 /// Number of slots in a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// Returns the slot of `key`. Only the part between the first `{` and the next `}` is hashed,
-/// unless that part is empty.
+/// Returns the slot of `key`. Hashes only the part between the first `{` and the next `}`, unless
+/// that part is empty.
 pub(crate) fn hash_slot(key: &[u8]) -> u16 {
     let tagged = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];

@@ -9,9 +9,9 @@
 //!        └─────── connected, recognized, and fast ◀─ probe┘ after a wait with jitter
 //! ```
 //!
-//! While the server is down, requests fail immediately instead of waiting. They are not sent, so
-//! they change nothing. A probe opens a new connection and sends a command that has no effect on
-//! the data; a decision is never used as a probe.
+//! While the server is down, requests fail immediately instead of waiting. These requests are never
+//! sent, so they change nothing. A probe opens a new connection and sends a command that has no
+//! effect on the data; a decision never serves as a probe.
 
 use std::{
     sync::{
@@ -123,8 +123,8 @@ impl Node {
     /// Waits for the first connection attempt to a new server, but not for a server known to be
     /// down.
     pub(super) async fn send(&self, hash: u64, command: Command, asking: bool) -> ReplyResult {
-        // Every decision runs this code, and reading the watch channel takes a lock. Therefore the
-        // connections are checked first.
+        // Every decision runs this code, and reading the watch channel takes a lock. Therefore,
+        // check the connections first.
         if !self.is_up() && !*self.was_attempted.borrow() {
             // The connections are checked below, so the result of the wait is ignored.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
@@ -167,7 +167,7 @@ impl Node {
         self.timeout
     }
 
-    /// Returns the address; `None` if it comes from the Sentinels.
+    /// Returns the address; `None` if the Sentinels provide the address.
     pub(super) fn address(&self) -> Option<&Address> {
         self.address.as_ref()
     }
@@ -272,7 +272,7 @@ async fn keep_connected(
     }
 }
 
-/// Logs an error, unless it is the same as the last error.
+/// Logs an error, unless it is the same error as the last one.
 fn report(state: &NodeState, error: ConnectError) {
     let mut last = lock(&state.error);
     if last.as_ref() != Some(&error) {

@@ -61,7 +61,7 @@ pub(super) async fn run(
             continue;
         }
         if queue.is_closed() {
-            // The node closed its queue while these requests were waiting.
+            // The node closed its queue while the requests were waiting.
             fail_all(&mut batch, NoReply::NotSent);
             continue;
         }

@@ -1,15 +1,15 @@
 //! Redis Sentinel: finds the current primary, and notices its replacement after a failover.
 //!
 //! A Sentinel that was paused or partitioned may report a former primary. Each configuration has an
-//! epoch, and a majority of the Sentinels has voted for this epoch. Therefore a configuration with
-//! a higher epoch is always newer, no matter which Sentinel reports it.
+//! epoch, and a majority of the Sentinels has voted for this epoch. Therefore, a configuration with
+//! a higher epoch is always newer, whichever Sentinel reports it.
 //!
-//! - A working primary is replaced if a Sentinel reports a higher epoch. It is also replaced if a
-//!   majority of the *configured* Sentinels names another server with at least the same epoch.
-//!   Missing replies and a stale minority have no effect.
+//! - A working primary is replaced if a Sentinel reports a higher epoch. A working primary is also
+//!   replaced if a majority of the *configured* Sentinels names another server with at least the
+//!   same epoch. Missing replies and a stale minority have no effect.
 //! - If no primary is known, the server with the highest epoch wins. If several servers have the
-//!   same epoch, the server that most Sentinels name wins. One reply is then sufficient, so that a
-//!   server can start even if most Sentinels are down.
+//!   same epoch, the server that most Sentinels name wins. A single reply is then sufficient, so
+//!   that a server can start even if most Sentinels are down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -31,8 +31,8 @@ use super::{
 /// that it has been replaced.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Timeout of a query to one Sentinel, including the time to connect. It is independent of the
-/// decision timeout, because no decision waits for a Sentinel.
+/// Timeout of a query to one Sentinel, including the time to connect. The timeout is independent of
+/// the decision timeout, because no decision waits for a Sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.

@@ -1,9 +1,9 @@
-//! Lifts this node's local copies of blocks after the blocks were lifted in Redis.
+//! Lifts this node's local copies of blocks when other nodes have lifted the blocks in Redis.
 //!
 //! A node copies each block that it enforces to its local store. While Redis is slow or
-//! unreachable, the local store enforces the copy. The node is not notified when another node lifts
-//! the block. Therefore every few seconds, the node checks its local blocks against the index in
-//! Redis, and lifts the local blocks that are no longer active in Redis.
+//! unreachable, the local store enforces the copy. Redis does not notify the node when another node
+//! lifts the block. Therefore, every few seconds, the node checks its local blocks against the
+//! index in Redis, and lifts the local blocks that are no longer active in Redis.
 
 use std::{
     collections::HashSet,

@@ -1,5 +1,5 @@
 //! Counts the servers that share this Redis, so that each server can compute its share of the
-//! limits. The share is used while Redis is slow or unreachable.
+//! limits. A server uses its share while Redis is slow or unreachable.
 //!
 //! Every few seconds, each server writes its id into a sorted set. The score is the time of the
 //! store's clock. Ids that are not refreshed are removed. While Redis does not reply, the last
@@ -32,9 +32,9 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 /// starts at one and grows until all servers have written their ids again.
 const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
-/// After its first heartbeat, a server uses at most the default share for this long. Redis may have
-/// lost its data before that heartbeat. The other servers write their ids again within one
-/// heartbeat interval; the rest of this time is a margin for late heartbeats.
+/// For this time after its first heartbeat, a server uses at most the default share. Redis may have
+/// lost its data before this heartbeat. The other servers write their ids again within one
+/// heartbeat interval; the rest of the startup period is a margin for late heartbeats.
 const STARTUP_PERIOD: Duration = Duration::from_secs(15);
 
 /// Upper bound of the count.
@@ -73,7 +73,7 @@ impl LatestCount {
         }
     }
 
-    /// Returns this server's share. This is the default share if the servers have never been
+    /// Returns this server's share. The result is the default share if the servers have never been
     /// counted, or if this server has just started and has counted only itself.
     fn share(&self) -> FallbackShare {
         match self.servers() {
@@ -161,8 +161,8 @@ struct SteadyCount {
     start: StartPhase,
 }
 
-/// The phase after startup. In this phase, counts may be too low, because Redis may have lost its
-/// data.
+/// The phase after startup. In the startup phase, counts may be too low, because Redis may have
+/// lost its data.
 #[derive(Clone, Copy, Debug, Default)]
 enum StartPhase {
     #[default]
@@ -172,8 +172,8 @@ enum StartPhase {
     Over,
 }
 
-/// A lower count that is not in use yet: the highest count since the count fell below the count in
-/// use, and the time at which it fell.
+/// A lower count that is not in use yet: the highest count since the count fell, and the time at
+/// which it fell below the count in use.
 #[derive(Debug)]
 struct PendingDecrease {
     highest: u32,
@@ -213,9 +213,9 @@ impl SteadyCount {
         matches!(self.start, StartPhase::Over)
     }
 
-    /// Records that Redis did not reply. When Redis replies again, it may have lost its data, so
-    /// two delays restart: the delay before a lower server count is used, and the startup period if
-    /// it is not over.
+    /// Records that Redis did not reply. Redis may have lost its data by the time it replies again,
+    /// so two delays restart: the delay before a lower server count is used, and the startup period
+    /// if it is not over.
     fn record_failure(&mut self) {
         self.decrease = None;
         if !self.is_settled() {

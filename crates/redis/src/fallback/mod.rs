@@ -48,7 +48,7 @@ const CLOSED_RETRY_AFTER: Span = Span::from_secs(1);
 pub struct FallbackSettings {
     /// The failure policy of rules that do not set their own; default [`OnFailure::Local`].
     pub on_failure: OnFailure,
-    /// This node's share of every limit while Redis is slow or unreachable; default
+    /// This node's share of each limit while Redis is slow or unreachable; default
     /// [`NodeShare::Auto`].
     pub share: NodeShare,
     /// Maximum time to live of a cached denial; zero disables the cache. The default is 1 s. If
@@ -79,8 +79,8 @@ pub enum NodeShare {
     Fixed(FallbackShare),
 }
 
-/// A store that makes its decisions in Redis. While Redis is slow or unreachable, the store falls
-/// back to the local counts of this server, which is one node of the fleet that shares Redis.
+/// A store that makes its decisions in Redis. While Redis is slow or unreachable, the store uses
+/// the local counts of this server, which is one node of the fleet that shares Redis.
 #[derive(Debug)]
 pub struct FallbackStore {
     store: RedisStore,
@@ -99,8 +99,9 @@ pub struct FallbackStore {
 }
 
 impl FallbackStore {
-    /// Creates a store that makes its decisions in `redis`. Its keys begin with `prefix`. `local`
-    /// is this node's own memory store, which decides requests while Redis is slow or unreachable.
+    /// Creates a store that makes its decisions in `redis`. All keys of the store begin with
+    /// `prefix`. `local` is this node's own memory store, which decides requests while Redis is
+    /// slow or unreachable.
     #[must_use]
     pub fn new(
         redis: Arc<Redis>,
@@ -141,9 +142,9 @@ impl FallbackStore {
         }
     }
 
-    /// Returns the denial of `request` if a block by entries denies one of its charges. Redis need
-    /// not be called, because every server has a copy of these blocks. They are therefore enforced
-    /// during an outage, too.
+    /// Returns the denial of `request` if a block by entries denies one of its charges. The store
+    /// need not call Redis, because every server has a copy of these blocks. Therefore, these
+    /// blocks are also enforced during an outage.
     pub fn block_by_entries(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -248,8 +249,8 @@ impl FallbackStore {
     }
 
     /// Waits for `call`, but no longer than the decision timeout or `within`, whichever is shorter.
-    /// This timeout covers all Redis calls of a decision. If `within` is zero, Redis is not called,
-    /// because the caller would not learn whether the request was charged.
+    /// The decision timeout covers all Redis calls of a decision. If `within` is zero, Redis is not
+    /// called, because the caller would not learn whether the request was charged.
     async fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -301,8 +302,8 @@ impl FallbackStore {
         }
     }
 
-    /// Calls `observer` when a Redis outage begins or ends. Only the first observer is kept. The
-    /// observer is called on the thread of a decision, so it must not block.
+    /// Calls `observer` when a Redis outage begins or ends. Ignores all observers after the first.
+    /// The observer is called on the thread of a decision, so it must not block.
     pub fn observe_outages(&self, observer: impl Fn(OutageChange<'_>) + Send + Sync + 'static) {
         self.outage_log.observe(Box::new(observer));
     }
@@ -313,8 +314,8 @@ impl FallbackStore {
         &self.store
     }
 
-    /// Returns a store on the same Redis servers, but without a fallback. Its keys differ from all
-    /// keys of this store: they begin with this store's prefix and `name`.
+    /// Returns a store on the same Redis servers, but without a fallback. The keys of the returned
+    /// store begin with this store's prefix and `name`, so they differ from all keys of this store.
     #[must_use]
     pub fn separate_store(&self, name: &str) -> RedisStore {
         let prefix = [self.store.prefix(), name.as_bytes()].concat();
@@ -413,8 +414,8 @@ fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     now.after(Span::from_micros(elapsed))
 }
 
-/// An operation that needs no call to Redis completes immediately. This is the case if a cached
-/// denial is valid, or if every server is down and the rules' failure policies apply. The futures
+/// An operation that needs no call to Redis completes immediately. No call is needed if a cached
+/// denial is valid, or if every server is down and the rules' fallback policies apply. The futures
 /// that call Redis are boxed, so that the callers' futures stay small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;

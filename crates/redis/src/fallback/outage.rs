@@ -6,13 +6,12 @@
 //!   exact ──────────────────────▶ outage (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
-//! Redis is treated as recovered once it makes a decision, or once [`OutageWatch`] finds it
-//! connected and without errors. Therefore the end of an outage is logged even if there are no
-//! requests.
+//! Redis counts as recovered once it makes a decision, or once [`OutageWatch`] finds it connected
+//! and without errors. Therefore, the end of an outage is logged even if there are no requests.
 //!
-//! If an outage begins shortly after the previous outage has ended, it is logged only if it lasts
-//! for [`MIN_LOGGED`]. Otherwise, a Redis server that replies only intermittently would fill the
-//! log.
+//! If an outage begins shortly after the end of the previous outage, it is logged only if it lasts
+//! for [`MIN_LOGGED`]. Without this rule, a Redis server that replies only intermittently would
+//! fill the log.
 
 use std::{
     fmt,
@@ -28,11 +27,11 @@ use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use super::add_elapsed;
 
-/// If no decision falls back for this long, decisions are treated as exact again.
+/// After this time without a fallback decision, decisions count as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// If a new outage begins within this time after the previous outage, it is logged only if it lasts
-/// for [`MIN_LOGGED`].
+/// An outage that begins within this time after the previous outage is logged only if it lasts for
+/// [`MIN_LOGGED`].
 const QUIET: Span = Span::from_secs(10);
 
 /// The minimum duration for logging an outage that begins within [`QUIET`] after the previous
@@ -229,7 +228,7 @@ impl fmt::Debug for OutageLog {
 }
 
 impl OutageLog {
-    /// Sets the observer. Only the first observer is kept.
+    /// Sets the observer. Ignores all observers after the first.
     pub(super) fn observe(&self, observer: OutageObserver) {
         let _ = self.0.set(observer);
     }
@@ -372,8 +371,8 @@ mod tests {
         assert!(outage.record_fallback(Source::Local, at(118_000)));
     }
 
-    /// The outage begins with the fallback decision of a single request. There are no further
-    /// requests. Redis recovers after a minute.
+    /// The fallback decision of a single request begins the outage. No further requests arrive.
+    /// Redis recovers after a minute.
     #[tokio::test(start_paused = true)]
     async fn the_end_of_an_outage_is_logged_without_a_request() {
         let outage = Arc::<OutageTracker>::default();
@@ -395,7 +394,7 @@ mod tests {
         assert_eq!(ends.recv().await.unwrap().1.policy, 1);
     }
 
-    /// Each check finds Redis connected, but then another request falls back.
+    /// Each check finds Redis connected, but another request falls back after the check.
     #[tokio::test(start_paused = true)]
     async fn an_outage_goes_on_while_decisions_fall_back() {
         let outage = Arc::<OutageTracker>::default();

@@ -286,8 +286,8 @@ impl FallbackStore {
         for (charge, receipt) in charges.iter().zip(local) {
             self.renew_share(std::slice::from_ref(charge), receipt, now);
         }
-        // No request waits for a renewal, so the renewal as a whole has no timeout. Only its calls
-        // have timeouts.
+        // No request waits for a renewal, so the renewal as a whole has no timeout. Each call of
+        // the renewal has a timeout.
         let renewed = self.store.renew(charges, redis).await;
         let renewed = renewed.inspect_err(|error| {
             self.counters.count_failure(error);

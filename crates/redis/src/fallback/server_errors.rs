@@ -18,7 +18,8 @@ const WINDOW: Span = Span::from_secs(60);
 /// in that time.
 const FAILING: Duration = Duration::from_secs(60);
 
-/// The maximum number of error kinds logged within [`WINDOW`]. Normally, there are one or two.
+/// The maximum number of error kinds logged within [`WINDOW`]. Normally, there are one or two
+/// kinds.
 const MAX_KINDS: usize = 16;
 
 /// The latest error, and the recently logged error kinds.
@@ -37,7 +38,7 @@ struct ErrorHistory {
 impl ServerErrors {
     /// Records `error` if it requires action by an operator. Logs the error, unless an error of the
     /// same kind was logged recently. Ignores errors from servers that are slow, unreachable or
-    /// failing over, because the server health includes these errors.
+    /// failing over, because the health of the servers already includes these errors.
     pub(super) fn record(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);

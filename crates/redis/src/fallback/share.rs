@@ -1,5 +1,5 @@
 //! This node's share of every limit. A request that is charged in Redis is also charged to the
-//! share. While Redis is slow or unreachable, requests are decided with the share alone.
+//! share. While Redis is slow or unreachable, the share alone decides requests.
 
 use std::sync::Arc;
 
@@ -73,11 +73,11 @@ impl FallbackStore {
         answer(&shared)
     }
 
-    /// Decides `request` without Redis, according to the failure policies of its rules. If the
-    /// policy of a rule is [`OnFailure::Closed`] and the effect of the request can deny, the
-    /// request is denied. Otherwise, only the [`OnFailure::Local`] rules remain in the request, and
-    /// are decided with this node's share of the limits. If no rule remains, the request is
-    /// admitted.
+    /// Decides `request` without Redis, according to the failure policies of its rules. If a rule
+    /// has the policy [`OnFailure::Closed`] and the effect of the request can deny, the request is
+    /// denied. If no such rule denies the request, only the [`OnFailure::Local`] rules remain in
+    /// the request, and this node's share of the limits decides them. If no rule remains, the
+    /// request is admitted.
     pub(super) fn fall_back(
         &self,
         request: &mut StoreRequest<'_, '_>,

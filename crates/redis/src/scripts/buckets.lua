@@ -43,10 +43,11 @@ if kernel == BUCKETS then
     total = total + cost
     local own = #counts - COUNT_BYTES + 1
     counts = sub(counts, 1, own - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, own) + cost)
-    -- If the total exceeds the limit, the excess is taken from the oldest buckets. All of these
-    -- buckets except the last are emptied completely.
+    -- If the total exceeds the limit, the excess is removed from the oldest buckets. All these
+    -- buckets except the last become empty.
     if total > limit then
-      -- Returns the position of the first non-empty bucket at or after `at`. There must be one.
+      -- Returns the position of the first non-empty bucket at or after `at`. The caller must ensure
+      -- that there is such a bucket.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

@@ -50,8 +50,8 @@ local has_long_states = false
 -- five results: where the parameters end; where the state ends; whether the member denies; the
 -- state after the charge; and when this state expires.
 --
--- The algorithms are branches of one function, because Redis executes the definition of each
--- function on every call.
+-- The algorithms are branches of one function, because Redis would execute the definition of each
+-- separate function on every call.
 local function evaluate(kernel, program, at, value, position, mode)
 -- (the kernels that the programs name come here)
 end
@@ -70,7 +70,7 @@ for i = 1, count do
     members = first + head_bytes,
     is_shadow = is_shadow == 1,
     counts_denied = counts_denied == 1,
-    -- The stored value; the value without its block and its ledger; and the ledger.
+    -- The fields are the stored value, the value without its block and its ledger, and the ledger.
     raw = raw,
     value = raw,
     ledger = '',

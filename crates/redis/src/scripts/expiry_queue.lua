@@ -46,7 +46,7 @@ if ARGV[2] == 'write' then
     end
   end
   for _, key in ipairs(first < #ARGV and KEYS or {}) do
-    -- Other reservations may have to be kept longer.
+    -- Other reservations may need a longer time to live.
     if call('PTTL', key) < longest + slack then
       call('PEXPIRE', key, longest + slack)
     end

@@ -9,9 +9,9 @@
 -- ARGV[2]  the instant; absent for the server's own clock
 --
 -- Returns the instant in 7 bytes, followed by the value before the charge. Charges nothing and
--- returns {value, instant} in two cases: the value has another header (because the key is blocked,
--- or was stored under other parameters), or the value was written by a clock that was ahead. A
--- refund ledger stays in the value until the ledger expires.
+-- returns {value, instant} if the value has another header (because the key is blocked, or was
+-- stored under other parameters), or if a clock that was ahead wrote the value. A refund ledger
+-- stays in the value until the ledger expires.
 local call, struct_pack, struct_unpack = redis.call, struct.pack, struct.unpack
 local key, now, slack = KEYS[1], tonumber(ARGV[2]), 86400000
 local head, NUMBERS = struct_unpack('NUMBERS_FORMAT', ARGV[1])
@@ -19,7 +19,7 @@ if not now then
   local time = call('TIME')
   now, slack = time[1] * 1000000 + time[2], 2
 end
--- How far a state may exceed its lead (lead.lua).
+-- The time by which a state may exceed its lead (lead.lua).
 local JUMP = CLOCK_JUMP
 local raw, front, ledger_until = call('GET', key), head, 0
 local STATES = ZEROS

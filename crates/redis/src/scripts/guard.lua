@@ -20,8 +20,8 @@ local function read_guard(key, expires)
   return nil, tonumber(state)
 end
 
--- Writes the guard. Its time to live is never reduced, because an older token of a reservation
--- expires earlier than a newer token.
+-- Writes the guard. Its time to live is never reduced, because a newer token of the reservation may
+-- expire later than this token.
 local function write_guard(key, value, keep_ms)
   redis.call('SET', key, value, 'PX', math.max(keep_ms, redis.call('PTTL', key)))
 end

@@ -1,5 +1,5 @@
--- Returns three results: the value without its refund ledger (value.lua); the value's header with
--- the ledger; and the instant until which the ledger is kept. Returns nil if the value has no
+-- Returns three results: the value without its refund ledger (value.lua), the value's header with
+-- the ledger, and the instant until which the ledger is kept. Returns nil if the value has no
 -- ledger, a header other than `head`, or a block.
 local function open_ledger(value, head)
   local first, sums = string.byte(value, 1, 2)

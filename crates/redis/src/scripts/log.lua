@@ -99,7 +99,7 @@ if kernel == LOG or kernel == LEASE then
     last_at = charged_at
   end
 
-  -- Only the newest units, up to the largest limit, can affect a decision.
+  -- Only the newest units, up to the largest limit, affect a decision.
   local dropped = 0
   if mode == CLAMP and count > 0 and largest > 0 then
     local function remaining_entry(number)

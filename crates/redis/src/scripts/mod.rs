@@ -4,11 +4,11 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, value_format::kernel};
 
-/// A marker in a script. It is replaced with the code of the algorithms that the call needs.
+/// A marker in a script. The code of the algorithms that the call needs replaces this marker.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
-/// A marker in a script. It is replaced with an assignment if one of the needed algorithms has long
-/// states.
+/// A marker in a script. An assignment replaces this marker if one of the needed algorithms has
+/// long states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Lua snippets that several scripts share, each with the marker that it replaces in a script.

@@ -41,7 +41,7 @@ local LEDGER_MS, LEDGER_MICROS, MOST_MOVED = 60000, 60000000, 2 ^ 52
 
 -- refund[k](member, part, value, position, mark, since, shift) refunds the `part` of a charge that
 -- was made at `since` and is identified by `mark`. The function returns the state at `position` in
--- `value` after the refund; the instant at which this state expires; and for GCRA, the time by
+-- `value` after the refund, the instant at which this state expires, and, for GCRA, the time by
 -- which later requests move forward. `shift` is used only for GCRA: the time refunded to other
 -- requests since the charge, or nil if that time is unknown.
 local refund = {}
@@ -53,8 +53,8 @@ end
 
 -- A GCRA limit is like a queue of work that is processed in order. Some of a charge's work may
 -- already be done. The remaining work is at least the duration of the charge minus the time since
--- the charge. The remaining work is also at least the time from now to the end of the charge, after
--- earlier refunds have moved that end forward.
+-- the charge. The remaining work is also at least the time from now to the end of the charge, where
+-- earlier refunds have moved this end forward.
 refund[GCRA] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
   local most, most_rest = part.lasting, part.lasting_parts
@@ -231,8 +231,8 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
     local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     local part = parts[number] or member
     -- Nothing is refunded if the units were used, or if the member counts denied requests. Only
-    -- leases are released if the state has other parameters, or if the charge was made by a clock
-    -- that was ahead: a lease is identified by its instant.
+    -- leases are released if the state has other parameters, or if a clock that was ahead made the
+    -- charge, because only a lease is identified by its instant.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
       mark = lease_start(mark, ledger)

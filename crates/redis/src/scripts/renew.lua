@@ -1,7 +1,8 @@
 -- Renews leases that `check` has reserved: each lease restarts now. An expired lease is acquired
--- again if a slot is free, and is lost otherwise. A key whose states have all expired is treated as
--- deleted, even if Redis still stores it. The limits under which it was stored do not matter.
--- Unexpired states keep their leases if the algorithms are the same, even if the parameters differ.
+-- again if a slot is free, and is lost otherwise. A key whose states have all expired counts as
+-- deleted, even if Redis still stores it. The limits under which the key was stored then do not
+-- matter. Unexpired states keep their leases if the algorithms are the same, even if the parameters
+-- differ.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock

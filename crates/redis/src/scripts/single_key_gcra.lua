@@ -8,11 +8,11 @@
 -- ARGV[2]  the instant; absent for the server's own clock
 --
 -- Returns how far the arrival time was ahead of the clock before the charge. Charges nothing and
--- returns {value, instant} in two cases: the value has another header (because the key is blocked,
--- or was stored under other parameters), or the value was written by a clock that was ahead. A
--- refund ledger stays in the value until the ledger expires.
+-- returns {value, instant} if the value has another header (because the key is blocked, or was
+-- stored under other parameters), or if a clock that was ahead wrote the value. A refund ledger
+-- stays in the value until the ledger expires.
 local call, key, now, slack = redis.call, KEYS[1], tonumber(ARGV[2]), 86400000
--- The fields share one argument, because several arguments would cost Redis more.
+-- All fields are in one argument, because parsing several arguments would cost Redis more.
 local head, lasting, tau, lead = struct.unpack('>c4I7I7I1', ARGV[1])
 if not now then
   local time = call('TIME')

@@ -1,15 +1,15 @@
 -- Fast path for one key whose limits all share one sliding window log and do not count denied
--- requests. If the log is long, only a few positions are read and written.
+-- requests. For a long log, the script reads and writes only a few positions.
 --
 -- KEYS[1]  the key
 -- ARGV     the header of its value; the cost; for each window its limit and span; [the instant]
 --
--- Returns the instant in 7 bytes, followed by the value before the charge. In the returned value,
--- entries are merged where this does not change the decision. Charges nothing and returns {value,
--- instant} in two cases: the value has another header (because the key is blocked, or was stored
--- under other parameters), or the value was written by a clock that was ahead. The state has the
--- format of `log.lua`. However, entries that no window needs, and an expired ledger, may remain at
--- the front for a while.
+-- Returns the instant in 7 bytes, followed by the value before the charge. The returned value can
+-- have merged entries where the merge does not change the decision. Charges nothing and returns
+-- {value, instant} if the value has another header (because the key is blocked, or was stored under
+-- other parameters), or if a clock that was ahead wrote the value. The state has the format of
+-- `log.lua`. However, entries that no window needs, and an expired ledger, may remain at the front
+-- for some time.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local windows = math.floor((#ARGV - 2) / 2)
@@ -156,8 +156,8 @@ while cost > 0 do
   added[#added + 1] = struct_pack('>I7I3', at, total % TURN)
 end
 
--- In a long log, entries that no window needs are dropped only when they make up more than half of
--- the log, so that the log is rarely copied.
+-- A long log drops entries that no window needs only when they make up more than half of the log,
+-- so that the log is rarely copied.
 local dropped = (not is_long or fewest > stay / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base

@@ -71,11 +71,11 @@ end
 -- Removes up to `units` units that were charged at `since` from a sliding window log, starting with
 -- the newest entry of that instant. Also removes all entries before the entry `oldest`. In `value`,
 -- the `count` entries begin at `first`, and `base` is the sum of units before them. Only
--- differences between sums matter. Therefore the function either raises the sums before the removed
--- units or lowers the sums after them, whichever are fewer.
+-- differences between sums have a meaning. Therefore, the function either raises the sums before
+-- the removed units or lowers the sums after them, whichever are fewer.
 --
--- Returns five results: the remaining entries; the sum before these entries; the number of removed
--- units; the amount by which sums were raised; and a function that maps a position in the old log
+-- Returns five results: the remaining entries, the sum before these entries, the number of removed
+-- units, the amount by which sums were raised, and a function that maps a position in the old log
 -- to a position in the new log. A position consists of a number of entries and the sum before the
 -- next entry.
 local function remove_units(value, first, count, base, since, units, oldest)

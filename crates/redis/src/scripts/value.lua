@@ -1,11 +1,11 @@
 -- A value begins with a byte that contains the algorithm ID and two flags. If the first flag is
 -- set, the end of a block follows, in 7 bytes. If the second flag is set, a refund ledger follows.
--- The rest of the header and the states follow. A ledger consists of the number of its sums, 1
--- byte; the instant until which it is kept; the instant at which it was created; and the sums. Each
--- of the instants and sums takes 7 bytes. The byte with the number of sums also has two flags.
--- CLAMPED marks a ledger that was created when the states were clamped, because a clock that was
--- ahead had written them. CONVERTED marks a ledger that was created when the states were converted
--- to other parameters.
+-- The rest of the header and the states follow. A ledger consists of the number of its sums (1
+-- byte), the instant until which the ledger is kept, the instant at which the ledger was created,
+-- and the sums. Each of the instants and sums takes 7 bytes. The byte with the number of sums also
+-- has two flags. CLAMPED marks a ledger that was created when the states were clamped, because a
+-- clock that was ahead had written them. CONVERTED marks a ledger that was created when the states
+-- were converted to other parameters.
 local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
 -- Returns three results: the end of the block, or nil without a block; the ledger, or '' without a
@@ -36,7 +36,7 @@ local function ledger_until(ledger)
   return ledger == '' and 0 or (struct_unpack('>I7', ledger, 2))
 end
 
--- Combines a value with its block and its ledger. This is the inverse of `open_value`.
+-- Combines a value with its block and its ledger. `close_value` is the inverse of `open_value`.
 local function close_value(value, block_end, ledger)
   local first = byte(value)
   if ledger ~= '' then

@@ -1,5 +1,5 @@
-//! Decides requests that no single script call can decide. Either the request's keys are in several
-//! cluster slots, or their slot is migrating.
+//! Decides requests that no single script call can decide. The keys of such a request are in
+//! several cluster slots, or their slot is migrating.
 //!
 //! ```text
 //!   every slot charges ─▶ all admit:   admitted, after one round trip
@@ -7,20 +7,20 @@
 //! ```
 //!
 //! **Never over the limit.** An admitted request was charged in every slot, and no slot admits a
-//! request beyond its limits. Each slot returns a receipt of its charge. A refund with this receipt
-//! returns only units of this charge that are still counted, and no units that other clients have
-//! charged; the core crate's `receipt.rs` explains why. For one minute, the value also holds a
+//! request beyond its limits. Each slot returns a receipt for its charge. A refund with this
+//! receipt returns only units of this charge that still count, and no units that other clients have
+//! charged; the core crate's `receipt.rs` explains why. For one minute, the value also contains a
 //! refund ledger, which records the refunds of other clients.
 //!
-//! **Denials caused by a charge that is refunded.** Such a charge can cause other requests to be
-//! denied until the refund arrives, one round trip later. If every denied request first charged
-//! some slots, a client that far exceeds its own limit would repeatedly occupy units of a limit
-//! that it shares with other clients. Therefore, if the same limits have denied one of the last
-//! sixteen requests, the store first peeks. A peek evaluates the limits in all slots without
-//! charging them. The store then charges the slots only if no slot denies the request. A peek
-//! followed by a charge takes two round trips, but a request that the peek denies is never charged.
-//! Limits that count denied requests are always peeked first, because only the peek shows whether
-//! there is a denial to count.
+//! **Denials caused by a charge that is refunded.** Until the refund arrives, one round trip later,
+//! such a charge can cause denials of other requests. If every denied request first charged some
+//! slots, a client that far exceeds its own limit would repeatedly occupy units of a limit that it
+//! shares with other clients. Therefore, the store first peeks if the same limits have denied one
+//! of the last sixteen requests. A peek evaluates the limits in all slots without charging them.
+//! The store then charges the slots only if no slot denies the request. A peek followed by a charge
+//! takes two round trips, but a request that the peek denies is never charged. Limits that count
+//! denied requests are always peeked first, because only the peek shows whether there is a denial
+//! to count.
 //!
 //! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
 //! cost can stay charged in that slot. Every slot that has replied is refunded, even if the caller
@@ -50,7 +50,7 @@ pub(crate) struct SlotGroup<'c> {
     charges: Vec<Charge<'c>>,
 }
 
-/// The reply of one slot.
+/// The reply from one slot.
 #[derive(Debug)]
 enum SlotReply {
     /// The values that were stored in the slot and, for a reservation, the receipts.
@@ -80,8 +80,8 @@ impl<'c> SlotGroup<'c> {
         self.indices
     }
 
-    /// Creates one group per charge. This is needed if the slot is migrating and some of its keys
-    /// are already on another node.
+    /// Creates one group per charge. Separate groups are needed if the slot is migrating and some
+    /// of its keys are already on another node.
     pub(crate) fn one_per_charge(charges: &[Charge<'c>]) -> Vec<Self> {
         let groups = charges.iter().enumerate().map(|(index, charge)| Self {
             indices: vec![index],
@@ -164,11 +164,11 @@ impl RedisStore {
                 return Ok(CONTENDED);
             };
             let decision = self.decide_from_replies(charges, groups, &replies, intent, outcomes)?;
-            // A charge to a limit that counts denied requests cannot be refunded, so this limit is
-            // charged only after the replies for all other limits have arrived.
+            // A charge to a limit that counts denied requests cannot be refunded, so the store
+            // charges this limit only after the replies for all other limits have arrived.
             conversions = self.conversions_per_slot(groups, &replies)?;
-            // The request is denied, but the states that were converted without loss are still
-            // stored, as in a request whose keys are all in one slot.
+            // The request is denied, but the store still writes the states that were converted
+            // without loss, as for a request whose keys are all in one slot.
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
                 let written = self.query_slots(groups, Intent::Deny, conversions).await;
@@ -212,7 +212,7 @@ impl RedisStore {
     }
 
     /// Calls the script in every slot. The script cannot decide if a state must be converted or if
-    /// a calendar window has ended. In this case, the script is called again in all slots, up to
+    /// a calendar window has ended. The store then calls the script again in all slots, up to
     /// `MAX_TRIES` times. Returns `None` if, in any slot, the script still cannot decide after the
     /// last try.
     async fn query_slots(

@@ -71,10 +71,10 @@ impl RedisStore {
 
 /// If there is a script for `charge`, returns the script and its arguments, without the instant.
 ///
-/// There is a script for a sliding window log. There is also a script for each sequence of up to
-/// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms whose states have a fixed size. The unit of a
-/// GCRA limit must be an integer number of microseconds. Calendar windows and limits that count
-/// denied requests are not supported.
+/// The sliding window log has a script. Each sequence of up to
+/// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms whose states have a fixed size also has a
+/// script. The unit of a GCRA limit must be an integer number of microseconds. Calendar windows and
+/// limits that count denied requests are not supported.
 fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();
     if encode::counts_denials(charge) {

@@ -37,8 +37,8 @@ use crate::{
     layout, scripts,
 };
 
-/// The maximum number of attempts per decision. A decision starts over if states must be converted
-/// but other clients change these states in the meantime, or if a calendar window has ended.
+/// The maximum number of attempts per decision. A decision starts over if other clients change
+/// states that must be converted, or if a calendar window has ended.
 pub(crate) const MAX_TRIES: usize = 8;
 
 /// The decision after the last attempt. Nothing was charged, because other clients changed the same
@@ -52,7 +52,7 @@ pub(crate) const CONTENDED: Decision = Decision::Full {
 /// state.
 const SLACK_MS: u64 = 2;
 
-/// How long a key outlives its state if the clock is pinned for tests. One day is used, because the
+/// How long a key outlives its state if the clock is pinned for tests. One day is enough: the
 /// server expires keys by its own clock, which is unrelated to the pinned clock.
 const PINNED_SLACK_MS: u64 = 86_400_000;
 
@@ -61,7 +61,8 @@ const UNPINNED: u64 = u64::MAX;
 
 /// A store that keeps its state in Redis or Valkey, so that a fleet of servers shares it.
 ///
-/// Each decision uses the clock of the server that holds the keys. Clones share their connections.
+/// Each decision uses the clock of the server that holds the keys. Clones share the connections of
+/// the store.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     pub(crate) executor: Arc<dyn Executor>,
@@ -81,8 +82,8 @@ impl RedisStore {
     }
 
     /// Connects to the single server at `url`, for example `redis://127.0.0.1:6379` or
-    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. This method is for tools. It
-    /// is not for servers, because a decision may take up to 5 s.
+    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. The method is for tools. The
+    /// method is not for servers, because a decision may take up to 5 s.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl RedisStore {
 
     /// Decides `charges`: the store makes either all charges or none.
     ///
-    /// `outcomes` is cleared and filled with one outcome per limit, in the order of the charges and
+    /// Clears `outcomes` and fills it with one outcome per limit, in the order of the charges and
     /// their limits. `outcomes` stays empty if no limit was evaluated, because a key is blocked. If
     /// two charges have the same key, nothing is charged and the decision is
     /// [`Decision::UNDECIDABLE`].

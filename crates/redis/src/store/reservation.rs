@@ -17,8 +17,8 @@ use crate::{
     layout, scripts,
 };
 
-/// How long a guard is kept after its reservation expires. After that time, it is unknown whether
-/// the reservation has ended.
+/// How long a guard is kept after its reservation expires. After that time, the store can no longer
+/// tell whether the reservation has ended.
 pub const GUARD_KEPT: Span = Span::from_secs(60);
 
 /// A reservation of charges in Redis.
@@ -44,7 +44,7 @@ pub enum ReservationEnd {
     /// The holder settles the reservation at this final cost. The reservation must not have
     /// expired.
     Settled(u64),
-    /// The reservation has expired. It must not have been renewed.
+    /// The reservation has expired. The reservation must not have been renewed.
     Expired,
 }
 
@@ -57,7 +57,7 @@ pub enum ReservationStatus {
     EndedBefore(ReservationEnd),
     /// The reservation has expired. The call has not refunded it.
     Expired,
-    /// The reservation is outstanding until this instant.
+    /// The reservation is outstanding until the instant.
     Outstanding(Timestamp),
 }
 
@@ -129,8 +129,8 @@ impl RedisStore {
         Ok(status)
     }
 
-    /// Renews `reservation`: it then expires at `until`. The leases of its concurrency slots have
-    /// to be [renewed](Self::renew) separately.
+    /// Renews `reservation`, so that it expires at `until`. The leases of its concurrency slots
+    /// have to be [renewed](Self::renew) separately.
     ///
     /// # Errors
     ///
@@ -160,8 +160,9 @@ impl RedisStore {
     }
 
     /// Returns what the guard of `reservation` records: that the reservation has ended, or the
-    /// instant until which it was renewed; `None` without a guard. If its charges are in several
-    /// slots and the guards differ, the last renewal counts, and then a missing guard.
+    /// instant until which it was renewed; `None` without a guard. If the guards of several slots
+    /// differ, the result is the latest renewal or, without a renewal, `None` if a guard is
+    /// missing.
     ///
     /// # Errors
     ///
@@ -188,7 +189,7 @@ impl RedisStore {
         }
         Ok(match renewed {
             None => ended,
-            // There is no guard.
+            // The slot has no guard.
             Some(until) if until == Timestamp::from_micros(0) => None,
             Some(until) => Some(ReservationStatus::Outstanding(until)),
         })
@@ -219,7 +220,7 @@ impl RedisStore {
 }
 
 /// Combines the statuses of all slots. An earlier call may have ended the reservation in some
-/// slots, and this call may have ended it in the remaining slots in the same way. In that case, the
+/// slots, and this call in the remaining slots. If both calls ended it in the same way, the
 /// reservation counts as ended by this call.
 fn combine(
     statuses: Vec<Result<ReservationStatus, StoreError>>,

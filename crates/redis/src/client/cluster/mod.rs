@@ -223,7 +223,7 @@ impl Cluster {
     }
 
     /// Returns whether all nodes are known to be down. Every decision calls this method first, so
-    /// the method takes no lock while any node is up.
+    /// it takes no lock while any node is up.
     pub(super) fn is_down(&self) -> bool {
         match &*self.state.map.load() {
             Some(map) => map.nodes.iter().all(|node_slots| node_slots.node.is_down()),
@@ -373,10 +373,10 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes whose view of the cluster must be queried. Usually, these are the nodes
-    /// with slots. If there is a problem, or if few nodes have slots, the other known nodes and the
-    /// seeds are added. If the cluster has more nodes than [`MAX_QUERIED`], each refresh queries a
-    /// different set of nodes.
+    /// Returns the nodes whose view of the cluster must be queried. Usually, only the nodes with
+    /// slots are queried. If there is a problem, or if few nodes have slots, the result also
+    /// contains the other known nodes and the seeds. If the cluster has more nodes than
+    /// [`MAX_QUERIED`], each refresh queries a different set of nodes.
     fn nodes_to_query(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut chosen: Vec<Address> = Vec::new();

@@ -1,8 +1,8 @@
 //! Merges several nodes' views of the cluster into one slot map.
 //!
 //! A node partitioned from its cluster keeps its last map, and cannot know that a replica has taken
-//! over its slots. Therefore, if several nodes claim a slot, the slot is assigned to the node with
-//! the highest configuration epoch. The nodes themselves resolve conflicts in the same way. A view
+//! over its slots. Therefore, if several nodes claim a slot, the node with the highest
+//! configuration epoch is its owner. The cluster nodes resolve conflicts in the same way. A view
 //! from a node that reports `cluster_state:fail` is used only if every node that replied reports
 //! this state.
 
@@ -33,7 +33,7 @@ pub(super) struct SlotRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
-    /// Either the owner or every node that replied reports `cluster_state:fail`.
+    /// The owner reports `cluster_state:fail`, or every node that replied reports it.
     Unavailable,
 }
 
@@ -62,9 +62,9 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             }
         }
     }
-    // Sometimes no node claims a slot for itself, for example briefly during a migration. Such a
-    // slot goes to the node that the other nodes report as its owner. If their reports differ, the
-    // report with the highest epoch wins.
+    // Sometimes no node claims a slot for itself, for example briefly during a migration. The owner
+    // of such a slot is the node that the other nodes report as its owner. If their reports differ,
+    // the report with the highest epoch wins.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {

@@ -15,8 +15,8 @@ use super::super::{
     settings::{Address, RedisSettings},
 };
 
-/// Timeout for reading one node's view, including the time to connect. It is independent of the
-/// decision timeout, because no decision waits for a view.
+/// Timeout for reading one node's view, including the time to connect. The timeout is independent
+/// of the decision timeout, because no decision waits for a view.
 pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.
@@ -63,7 +63,7 @@ pub(super) async fn read(
             None => handshake::connect(settings, node, ServerKind::ClusterNode, || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
-        // The three commands are sent as one pipeline, so that the node executes them without
+        // Send the three commands as one pipeline, so that the node executes them without
         // processing cluster messages in between.
         let mut pipeline = Pipeline::with_capacity(3);
         pipeline.cmd("CLUSTER").arg("SLOTS");
@@ -179,8 +179,8 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
     Some(Claim {
         first,
         last,
-        // If the owner is missing in `CLUSTER NODES`, the owner joined the cluster between the two
-        // commands. Its epoch is not known yet, so the claim of any other node wins.
+        // If the owner is missing in `CLUSTER NODES`, the node's view changed between the two
+        // commands. The epoch of the owner is then unknown, so the claim of any other node wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,
         servers: servers.into_iter().map(|(address, _)| address).collect(),

@@ -1,10 +1,10 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A cached denial becomes invalid as soon as any of the denying limits would admit the request, or
+//! A cached denial becomes invalid as soon as one of the denying limits would admit the request, or
 //! as soon as the key is charged or refunded. A denial is never cached longer than the configured
-//! maximum, so that this node notices a charge or refund on another node within that time. Denials
-//! by concurrency limits are not cached, because their leases may be released at any time.
+//! maximum, so that this node notices a charge or refund on another node within this maximum.
+//! Denials by concurrency limits are not cached, because their leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. A denial is cached only if no denial of its
 //! keys was invalidated since the request was sent. The cache has a fixed number of slots, each of
@@ -33,8 +33,8 @@ const SLOTS: usize = 1 << 14;
 /// keys are rarely affected.
 const COUNTERS: usize = 1 << 16;
 
-/// A denial is cached only if the denied request does not exceed these bounds on the total size of
-/// its keys, in bytes, and on its number of limits.
+/// The denial of a request is cached only if the total size of the request's keys in bytes, and its
+/// number of limits, are within these bounds.
 const MAX_KEY_BYTES: usize = 512;
 const MAX_LIMITS: usize = 16;
 
@@ -55,10 +55,10 @@ struct CachedDenial {
     hash: u64,
     charges: Box<[ChargeKey]>,
     epoch: Epoch,
-    /// The time at which the request was sent. Redis decided at this time or later.
+    /// The time at which the request was sent. Redis made the decision at this time or later.
     sent_at: Timestamp,
-    /// The time at which the reply arrived. Redis decided at this time or earlier. Waits are
-    /// measured from this time, so they are never understated.
+    /// The time at which the reply arrived. Redis made the decision at this time or earlier. Waits
+    /// are measured from the arrival of the reply, so that they are never too short.
     received_at: Timestamp,
     expires_at: Timestamp,
     outcomes: Box<[Outcome]>,
@@ -160,8 +160,8 @@ impl DenialCache {
         self.slots[slot_index(hash)].store(Some(Arc::new(denial)));
     }
 
-    /// Returns whether a valid denial of `charges` is cached. If so, writes its outcomes, with the
-    /// remaining waits, to `outcomes`.
+    /// Returns whether a valid denial of `charges` is cached. If a denial is cached, writes its
+    /// outcomes, with the remaining waits, to `outcomes`.
     pub(super) fn find(
         &self,
         charges: &[Charge<'_>],
@@ -207,7 +207,7 @@ impl DenialCache {
     }
 
     /// Returns the index of the invalidation counter for a charge's key. Other keys may share the
-    /// counter, so more denials may be invalidated than necessary.
+    /// counter, so the cache may invalidate more denials than necessary.
     fn counter_index(&self, charge: &Charge<'_>) -> usize {
         let hash = self.hasher.hash_one(charge.key);
         usize::try_from(hash >> 32).unwrap_or(0) % COUNTERS
@@ -272,10 +272,10 @@ impl CachedDenial {
     }
 }
 
-/// Returns how long to cache the denial, or `None` if it must not be cached. A denial is not cached
-/// if one of the limits counts denied requests, because each request must then reach Redis. It is
-/// also not cached if a limit is a concurrency limit, because a lease can be released at any
-/// moment.
+/// Returns how long to cache the denial; `None` if the denial must not be cached. A denial is not
+/// cached if one of the limits counts denied requests, because each request must then reach Redis.
+/// A denial by a concurrency limit is not cached either, because a lease can be released at any
+/// time.
 fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_reach_redis = |limit: &Limit| {

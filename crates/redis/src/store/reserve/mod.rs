@@ -37,7 +37,7 @@ impl RedisReceipt {
     }
 
     /// Returns whether the charge at this position was made. If a rule in shadow mode would have
-    /// denied the request, its charge is not made.
+    /// denied the request, the rule's charge is not made.
     #[must_use]
     pub fn is_charged(&self, at: usize) -> bool {
         self.charges.get(at).is_some_and(|part| !part.is_empty())
@@ -105,9 +105,9 @@ impl RedisStore {
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
-    /// - After a reset of the key there is nothing to refund. However, a later charge by another
-    ///   client at the same instant or in the same window cannot be distinguished from the original
-    ///   charge, and is refunded instead.
+    /// - After a reset of the key there is nothing to refund. - If another client charges the same
+    ///   key later, but at the same instant or in the same window, the store cannot distinguish the
+    ///   two charges, and refunds the later charge instead.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
@@ -206,7 +206,7 @@ impl RedisStore {
             }) = reply
             {
                 let (store, call) = (store.clone(), refund_call(&keys, &args, &receipts));
-                // The number of these tasks is bounded, because the number of replies in flight is
+                // The number of reply tasks is bounded, because the number of replies in flight is
                 // bounded.
                 tokio::spawn(async move {
                     if let Err(error) = store.run_refund(&call).await {
@@ -279,7 +279,7 @@ async fn reserve_all_or_refund(
         .collect();
     if refunds.len() < replies.len() {
         run_refunds(&store, &refunds).await;
-        // If the caller has stopped waiting, it does not need the replies.
+        // A caller that has stopped waiting does not need the replies.
         let _ = caller.send(replies);
     } else if caller.send(replies).is_err() {
         run_refunds(&store, &refunds).await;
