@@ -5,7 +5,8 @@ use std::{env, error::Error, fs, path::Path};
 
 use prost::Message as _;
 
-/// The `.proto` files that define the listener's services. Their imports are compiled too.
+/// The `.proto` files that define the listener's services. The files that these files import are
+/// compiled too.
 const SERVED: [&str; 6] = [
     "envoy/service/auth/v3/external_auth.proto",
     "envoy/service/ratelimit/v3/rls.proto",

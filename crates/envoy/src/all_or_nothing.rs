@@ -1,9 +1,9 @@
 //! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
 //! A quota is a rule in quota mode. Quotas deny a request only if all of the request's quotas are
-//! over their limits. No store supports such a condition. Therefore, one quota is chosen as the
-//! leading quota: the first quota with remaining capacity. The leading quota can deny the request
-//! like any other rule. The other quotas only count hits.
+//! over their limits. No store supports such a condition. Therefore, one quota becomes the leading
+//! quota: the first quota with remaining capacity. The leading quota can deny the request like any
+//! other rule. The other quotas only count hits.
 //!
 //! ```text
 //! rules  ────────────────────────▶ deny ──┐
@@ -11,11 +11,12 @@
 //!         └─ the others ─────────▶ count ─┘
 //! ```
 //!
-//! If a request has only one quota, this quota is the leading quota, and no store query is needed
-//! to choose it.
+//! If a request has only one quota, this quota is the leading quota, and finding the leading quota
+//! takes no store query.
 //!
-//! Concurrent requests may exhaust the leading quota before the decision. In this case, another
-//! quota is chosen as the leading quota. There are at most [`MAX_TURNS`] attempts.
+//! Concurrent requests may exhaust the leading quota before the decision. If the leading quota is
+//! exhausted, another quota becomes the leading quota. The service tries at most [`MAX_TURNS`]
+//! leading quotas.
 
 use std::collections::HashMap;
 
@@ -85,9 +86,9 @@ impl<'a> SummedCharge<'a> {
         !self.is_quota() && !self.limits.is_shadow()
     }
 
-    /// Returns whether the counter is charged even if a quota denies the request. This is the case
-    /// if each of the counter's limits counts denied hits, including hits that another limit has
-    /// denied.
+    /// Returns whether the counter is charged even if a quota denies the request. The counter is
+    /// charged in this way if each of its limits counts denied hits, including hits that another
+    /// limit has denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
@@ -122,8 +123,8 @@ impl Evaluator<'_> {
             .await;
             alone.and(together)
         } else if alone.iter().any(|applied| applied.is_quota()) {
-            // Decide these descriptors first, because they also determine whether the quotas deny
-            // the request.
+            // Decide the separate descriptors first, because they also determine whether the quotas
+            // deny the request.
             match self.evaluate_separately(reborrowed(&mut alone)).await {
                 Ok(()) => {
                     let others = other_quotas(&alone, &together);
@@ -176,7 +177,7 @@ impl Evaluator<'_> {
     }
 
     /// Queries the status of each descriptor in `together`, and charges nothing. Callers use this
-    /// method if they already know that the request is denied.
+    /// method for a request that is already known to be denied.
     async fn query_each(
         &self,
         together: &mut [(&mut AppliedLimit<'_>, Cost)],
@@ -273,9 +274,9 @@ impl Evaluator<'_> {
         Ok(decided.decision)
     }
 
-    /// Returns the leading quota among the `open` counters. This is the first quota with remaining
-    /// capacity or, if all quotas are exhausted, the first quota. Returns `None` if there are no
-    /// quotas, or if the quotas cannot deny the request.
+    /// Returns the leading quota among the `open` counters. The leading quota is the first quota
+    /// with remaining capacity or, if all quotas are exhausted, the first quota. Returns `None` if
+    /// there are no quotas, or if the quotas cannot deny the request.
     async fn lead(
         &self,
         counts: &[SummedCharge<'_>],

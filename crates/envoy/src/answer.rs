@@ -105,7 +105,7 @@ pub enum RlsError {
     /// Reservations are turned off. The operator must turn them on.
     #[error("reservations are off; remove `reservations: off` from the rules file")]
     ReservationsOff,
-    /// The maximum number of outstanding reservations has been reached. The value is this maximum.
+    /// The maximum number of outstanding reservations has been reached. The value is the maximum.
     #[error("there are {0} outstanding reservations; commit them, or raise `reservations.max`")]
     TooManyReservations(usize),
     /// A field of the request is out of bounds. The client must correct the field.

@@ -24,7 +24,7 @@ pub(super) enum DescriptorMatch<'d> {
     NoLimit,
     /// An unlimited rule applies.
     Unlimited(&'d Rule),
-    /// A limit applies. It comes from a rule or from the descriptor itself.
+    /// A limit applies. The limit comes from a rule or from the descriptor itself.
     Limited(AppliedLimit<'d>),
 }
 
@@ -86,7 +86,7 @@ pub(super) struct DeniedLimit<'a> {
 /// The result of evaluating a descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LimitResult {
-    /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
+    /// Whether the descriptor is over its limit, even for a rule in shadow mode.
     pub(super) over: bool,
     /// The end of the window, if the result came from the cache and the store was not queried.
     pub(super) cached_until: Option<Timestamp>,
@@ -107,8 +107,8 @@ impl<'d> AppliedLimit<'d> {
         }
     }
 
-    /// Returns whether the limits are those of an override that an operator has set. They can
-    /// change at any time, so results are not cached.
+    /// Returns whether the limits are those of an override that an operator has set. An operator
+    /// can change these limits at any time, so results are not cached.
     pub(super) fn is_overridden(&self) -> bool {
         matches!(self.limits, Source::Override(..))
     }
@@ -123,7 +123,7 @@ impl<'d> AppliedLimit<'d> {
         &self.limits.limits
     }
 
-    /// Returns the limit that denied this descriptor's hits; `None` if they were not denied. A
+    /// Returns the limit that denied this descriptor's hits; `None` if the hits were not denied. A
     /// query with 0 hits is never denied.
     pub(super) fn denied_limit(&self, now: Timestamp) -> Option<DeniedLimit<'_>> {
         let result = self.result;
@@ -152,7 +152,7 @@ impl<'d> AppliedLimit<'d> {
         self.charge_on(self.limits(), cost)
     }
 
-    /// Returns a charge to this limit's counter that is evaluated under `limits`. These limits must
+    /// Returns a charge to this limit's counter that is evaluated under `limits`. `limits` must
     /// share the counter's state.
     pub(super) fn charge_on<'c>(&'c self, limits: &'c Limits, cost: Cost) -> Charge<'c> {
         Charge {

@@ -118,8 +118,8 @@ fn name_of(folder: &Path, file: &Path) -> String {
 }
 
 /// Calls `look`, then `read`, then `look` again. If the two calls of `look` return different
-/// values, tries again, with at most [`TRIES`] attempts. This is necessary because `read` may
-/// return a mixture of old and new content if files are replaced while it runs.
+/// values, tries again, with at most [`TRIES`] attempts. Files that are replaced while `read` runs
+/// could otherwise lead to a mixture of old and new content.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
@@ -242,8 +242,8 @@ impl ConfigWatcher {
         &self.service
     }
 
-    /// Reads every file and applies the rules. Counters keep their values. Returns the number of
-    /// domains.
+    /// Reads every file and applies the rules. The counters keep their values. Returns the number
+    /// of domains.
     ///
     /// # Errors
     ///

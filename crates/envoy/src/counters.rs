@@ -9,8 +9,8 @@ use std::{
 };
 
 /// The maximum number of descriptor paths with their own counters. All further paths share the
-/// counters of the path `other`. The maximum is necessary because a path may contain values from
-/// requests, and clients must not be able to exhaust memory or flood a dashboard.
+/// counters of the path `other`. Without a maximum, clients could exhaust memory or flood a
+/// dashboard, because a path may contain values from requests.
 pub const MAX_PATHS: usize = 4_096;
 
 /// The maximum length of a path with its own counters, in bytes. The path of a limit override

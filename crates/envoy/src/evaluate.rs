@@ -31,7 +31,7 @@ pub(super) struct Evaluator<'s> {
 }
 
 impl Evaluator<'_> {
-    /// Decides every descriptor separately. The result of one descriptor does not affect the other
+    /// Decides every descriptor separately. The result for one descriptor does not affect the other
     /// descriptors.
     ///
     /// # Errors
@@ -110,8 +110,8 @@ impl Evaluator<'_> {
                 LimitResult::of_charge(&decided.decision, &outcomes)
             }
             Hits::Refund(cost) => {
-                // Dropping the guard removes the cached entry. This way, the entry is also removed
-                // if the request is cancelled, or if it is unknown whether the refund was applied.
+                // Dropping the guard removes the cached entry, even if the request is cancelled or
+                // the outcome of the refund is unknown.
                 let _invalidated = self
                     .over
                     .map(|cache| cache.invalidate_on_drop(&applied.key));
@@ -167,11 +167,11 @@ impl Evaluator<'_> {
     }
 
     /// Adds an over-limit descriptor to the cache, if no hit can be admitted before its window
-    /// ends. This is the case only if the count exceeds the limit itself, and not just this node's
+    /// ends. No hit can be admitted if the count exceeds the limit itself, and not just this node's
     /// share of the limit.
     ///
-    /// A refund on another node does not invalidate the cache entry, so the entry stays in the
-    /// cache until it expires. envoyproxy/ratelimit has the same limitation.
+    /// A refund on another node does not invalidate the cache entry, which stays in the cache until
+    /// it expires. envoyproxy/ratelimit has the same limitation.
     pub(super) fn cache_over_limit(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over

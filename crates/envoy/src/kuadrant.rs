@@ -53,7 +53,7 @@ pub struct ReserveRequest {
     pub domain: String,
     /// The descriptors, which select the counters.
     pub descriptors: Vec<Descriptor>,
-    /// The amount. If it is 0, nothing is held.
+    /// The amount. An amount of 0 holds nothing.
     pub amount: u64,
     /// The time until the reservation expires; the maximum if it is `None` or zero.
     pub ttl: Option<Span>,
@@ -66,7 +66,8 @@ pub struct CommitRequest {
     pub domain: String,
     /// The descriptors, which select the counters.
     pub descriptors: Vec<Descriptor>,
-    /// The reservation ID. If it is empty or unknown, the actual amount is counted as by `Report`.
+    /// The reservation ID. With an empty or unknown ID, the actual amount is counted as by
+    /// `Report`.
     pub reservation_id: String,
     /// The amount that was used.
     pub actual_amount: u64,
@@ -105,7 +106,7 @@ impl ReserveRequest {
 }
 
 impl RateLimitService {
-    /// Returns whether one more hit would be admitted, without counting it.
+    /// Returns whether one more hit would be admitted, and does not count the hit.
     ///
     /// # Errors
     ///
@@ -141,8 +142,8 @@ impl RateLimitService {
         self.observe_denials(listener, request, &matches, &answer, evaluator.now);
         let domain = domains.get(&request.domain);
         if domain.is_some_and(|domain| !domain.limitador.is_empty()) {
-            // Each of these statuses is for a limit and not for a descriptor, so remove them, as in
-            // `decide_by_limits`.
+            // Remove these statuses, as in `decide_by_limits`: each of them is for a limit and not
+            // for a descriptor.
             answer.statuses.clear();
         }
         trace_outcome(listener, answer.overall_code, answer.statuses.len());
@@ -334,8 +335,9 @@ impl RateLimitService {
     }
 
     /// Counts the actual amount, and releases the reservation. The actual amount is counted even if
-    /// it exceeds a limit, and even if the reservation has expired or is unknown. It is not counted
-    /// if the reservation has already been committed. Returns whether the reservation was released.
+    /// it exceeds a limit, and even if the reservation has expired or is unknown. If the
+    /// reservation has already been committed, the amount is not counted again. Returns whether the
+    /// reservation was released.
     ///
     /// # Errors
     ///
@@ -363,8 +365,8 @@ impl RateLimitService {
             let committed = self.commit_matches(&request, &id, actual, within).await;
             return self.note_error(committed);
         }
-        // The task keeps running if the call is cancelled. Otherwise, a cancellation between the
-        // settlement and the report would lose part of the amount.
+        // The task keeps running if the call is cancelled. If it ended with the call, a
+        // cancellation between the settlement and the report would lose part of the amount.
         let service = Arc::clone(self);
         let task = async move { service.commit_matches(&request, &id, actual, within).await };
         let committed = tokio::spawn(task.in_current_span()).await;
@@ -542,7 +544,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// Returns the number of units to hold on a counter for `amount`. This is at most half of the
+/// Returns the number of units to hold on a counter for `amount`. The result is at most half of the
 /// counter's smallest limit, rounded up, and at least one unit.
 fn held_cost(limits: &Limits, amount: Cost) -> Cost {
     let smallest = limits.iter().map(tidegate_core::Limit::quota).min();

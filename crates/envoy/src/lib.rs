@@ -16,8 +16,8 @@
 //!
 //! Operators can set overrides for the rules of descriptors while the server runs.
 //!
-//! The rate limit service differs from Tidegate's other listeners in two ways: by default, each
-//! descriptor is charged separately, and denied hits are counted too. All listeners use the same
+//! The rate limit service differs from Tidegate's other listeners in two ways: by default, it
+//! charges each descriptor separately, and it also counts denied hits. All listeners use the same
 //! decision function.
 
 mod all_or_nothing;

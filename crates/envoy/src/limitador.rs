@@ -19,7 +19,7 @@ use super::{
 /// The maximum number of counters in a response of `/counters/{namespace}`.
 pub(crate) const MAX_COUNTERS: usize = 1_000;
 
-/// To list counters, at most this number of key pages is read for each window length. To read a
+/// A list of counters reads at most this number of key pages for each window length. To read a
 /// page, the store visits about 16,384 of its slots.
 const MAX_PAGES: usize = 4_096;
 
@@ -129,8 +129,8 @@ impl RateLimitService {
         evaluator.evaluate_all_or_nothing(matches).await?;
         let mut answer = self.answer(request, matches, evaluator.now);
         self.observe_denials(listener, request, matches, &answer, evaluator.now);
-        // Each of these statuses is for a limit, but Envoy expects one status for each descriptor.
-        // Limitador does not send any statuses, so remove them.
+        // Remove these statuses: each of them is for a limit, but Envoy expects one status for each
+        // descriptor. Limitador sends no statuses.
         answer.statuses.clear();
         Ok(answer)
     }
@@ -143,7 +143,7 @@ impl RateLimitService {
         self.note_error(checked)
     }
 
-    /// Counts `request` without checking it.
+    /// Counts `request`, and does not check whether it is within its limits.
     pub(crate) async fn limitador_report(&self, request: HttpRequest) -> Result<(), RlsError> {
         let (request, hits) = request.into_rate_limit_request();
         let reported = self.report_hits(&request, Some(hits), None).await;

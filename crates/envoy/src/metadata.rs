@@ -45,7 +45,7 @@ impl Metadata {
     }
 
     /// Merges `other` into this value. Maps are merged recursively. If both maps have a value for a
-    /// key, the value in `self` has precedence.
+    /// key, the value in `self` wins.
     #[must_use]
     pub(super) fn or(&self, other: &Self) -> Self {
         let (Self::Map(first), Self::Map(second)) = (self, other) else {

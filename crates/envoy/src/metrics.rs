@@ -78,7 +78,8 @@ impl Evaluator<'_> {
             };
         }
         // The hits of one denied request can be partly within and partly over the limit only if
-        // denied hits are counted. Otherwise, all hits of a denied request are over the limit.
+        // denied hits are counted. If denied hits are not counted, all hits of a denied request are
+        // over the limit.
         let counts_denied = outcome.excess > 0;
         if !counts_denied || before >= limit {
             return HitSplit {

@@ -3,8 +3,8 @@
 //!
 //! A decision's result may be outdated when it arrives, because the limits may have changed or hits
 //! may have been refunded since the decision started. Therefore, the cache's epoch (see
-//! [`CacheEpoch`]) is recorded before each decision. If entries have been invalidated since then,
-//! the result is not cached.
+//! [`CacheEpoch`]) is recorded before each decision. If an entry has been invalidated since the
+//! decision started, the result is not cached.
 //!
 //! ```text
 //! decision  ├─ record epoch ─ the store denies ─────────── not cached

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The maximum number of cached limits. A typical Envoy configuration has only a few overrides.
-/// Even per-tenant overrides have few distinct values.
+/// Even overrides per tenant have few distinct values.
 const CACHED_LIMITS: usize = 4_096;
 
 /// A cache of limits. A cache key consists of the override and the setting for counting denied

@@ -1,7 +1,7 @@
 //! Reads the Redis settings from the environment variables of envoyproxy/ratelimit.
 //!
-//! The variables are converted to the `store` section of a rules file, which is then parsed. This
-//! way, the code that validates servers, logins and certificates is in only one place.
+//! The variables are converted to the `store` section of a rules file, which is then parsed.
+//! Therefore, only one module validates servers, logins and certificates.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};

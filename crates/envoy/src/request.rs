@@ -1,7 +1,7 @@
 //! The requests of the rate limit service: a domain and its descriptors.
 //!
-//! These types are independent of the wire format. The gRPC listener and `POST /json` both convert
-//! requests to them.
+//! The types of a request, independent of the wire format. The gRPC listener and `POST /json` both
+//! convert their requests to these types.
 
 use super::{RlsError, Unit};
 
@@ -65,7 +65,7 @@ pub struct Descriptor {
     pub entries: Vec<(String, String)>,
     /// A limit that takes precedence over the limits of the rules.
     pub limit: Option<LimitOverride>,
-    /// The hits of this descriptor. The value 0 queries the status without charging.
+    /// The hits of this descriptor. The value 0 queries the status and charges nothing.
     pub hits_addend: Option<u64>,
     /// Whether the hits are to be refunded instead of charged.
     pub is_negative_hits: bool,

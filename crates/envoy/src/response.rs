@@ -76,8 +76,8 @@ fn limited_status(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatu
 }
 
 /// Returns the time until the limit resets, rounded up to whole seconds. For a fixed window, this
-/// is the time until the window ends. For other algorithms, it is the retry time of a denied
-/// request, or the time until the charges of an admitted request expire.
+/// is the time until the window ends. For other algorithms, the result is the retry time of a
+/// denied request, or the time until the charges of an admitted request expire.
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
@@ -124,8 +124,8 @@ fn overall(
 }
 
 /// Returns for each descriptor whether it denies the request. A descriptor that is over its limit
-/// denies the request. In quota mode, it does so only if all descriptors in quota mode are over
-/// their limits.
+/// denies the request. A descriptor in quota mode denies the request only if all descriptors in
+/// quota mode are over their limits.
 pub(super) fn denying(
     matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
@@ -150,9 +150,9 @@ fn is_quota(matched: &DescriptorMatch<'_>, settings: &RlsSettings) -> bool {
     }
 }
 
-/// Returns the status for the headers. This is the status of the last descriptor that is over its
-/// limit and not in quota mode. If there is no such descriptor, it is the status with the fewest
-/// remaining hits; if several have equally few, the first of them.
+/// Returns the status for the headers. The headers come from the last descriptor that is over its
+/// limit and not in quota mode. If there is no such descriptor, the headers come from the first
+/// status with the fewest remaining hits.
 fn leading<'s>(
     matches: &[DescriptorMatch<'_>],
     statuses: &'s [DescriptorStatus],

@@ -69,7 +69,7 @@ impl RateLimitService {
         }
     }
 
-    /// Replaces the configuration with `loaded`. Counters keep their values.
+    /// Replaces the configuration with `loaded`. The counters keep their values.
     pub fn load(&self, loaded: LoadedConfig) {
         let LoadedConfig { mut domains, .. } = loaded;
         if let Some(old) = self.domains.load().as_deref() {
@@ -137,8 +137,8 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
         request.check()?;
-        // Read this number before loading the rules. Otherwise, a decision made with the old rules
-        // could be cached after the new rules are active.
+        // Read this number before loading the rules. With the opposite order, a decision made with
+        // the old rules could be cached after the new rules are active.
         let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RlsError::NoConfiguration)?;
@@ -215,7 +215,7 @@ impl RateLimitService {
         now: Timestamp,
     ) {
         let is_over = |matched: &DescriptorMatch<'_>| matches!(matched, DescriptorMatch::Limited(applied) if applied.result.over);
-        // Most requests are not over a limit.
+        // Most requests are within all limits.
         if !matches.iter().any(is_over) {
             return;
         }
@@ -477,8 +477,8 @@ impl RateLimitService {
         self.registry.all()
     }
 
-    /// Returns the number of requests over their limits that were allowed because of the setting
-    /// `shadow_mode`.
+    /// Returns the number of requests that exceeded their limits and were allowed because of the
+    /// setting `shadow_mode`.
     #[must_use]
     pub fn global_shadow_mode(&self) -> u64 {
         self.global_shadow_mode.load(Ordering::Relaxed)

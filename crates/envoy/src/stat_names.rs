@@ -45,8 +45,8 @@ pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
 }
 
 /// Joins levels to a path. Like envoyproxy/ratelimit, replaces characters that have a meaning in
-/// metric names with `_`. These characters are `:`, `|`, and the dots in an IPv4 address, which
-/// would otherwise create three additional levels.
+/// metric names with `_`. The replaced characters are `:`, `|`, and the dots in an IPv4 address,
+/// which would otherwise create three additional levels.
 fn join_levels(levels: impl Iterator<Item = String>) -> String {
     let path = levels.collect::<Vec<_>>().join(".");
     let mut written = String::with_capacity(path.len());

@@ -16,7 +16,7 @@ pub enum Unit {
     Hour,
     /// A window of 86,400 seconds.
     Day,
-    /// A window of 7 days. It starts on Thursday, because the Unix epoch was a Thursday.
+    /// A window of 7 days. The window starts on Thursday, because the Unix epoch was a Thursday.
     Week,
     /// A window of 30 days.
     Month,

@@ -54,7 +54,8 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Reads the descriptors of `parent` into `level`. `path` is their path in error messages.
+/// Reads the descriptors of `parent` into `level`. `path` is the path of the descriptors in error
+/// messages.
 fn level(
     parent: &Value<'_>,
     path: &str,

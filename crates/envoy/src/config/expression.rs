@@ -1,13 +1,13 @@
-//! Parses the expressions in a Limitador limits file. They are CEL expressions, but only the forms
-//! that limits use are supported:
+//! Parses the expressions in a Limitador limits file. These expressions are CEL expressions, but
+//! only the forms that limits use are supported:
 //!
 //! ```text
 //! entry      descriptors[0]['req.method']   descriptors[0]["req.method"]   descriptors[0].method
 //! condition  ENTRY == 'text'                ENTRY != "text"
 //! ```
 //!
-//! In Limitador 1, entries had no `descriptors[0]`, and values did not need quotes. These older
-//! forms are accepted too.
+//! In Limitador 1, entries had no `descriptors[0]`, and values did not need quotes. Tidegate also
+//! accepts these older forms.
 
 use crate::rules::limitador::{Comparison, Condition, EntryPath, Variable};
 

@@ -4,7 +4,7 @@ use tidegate_config::{report::Report, value::Value, yaml::Content};
 
 use super::scalar::{self, Scalar};
 
-/// Returns a field's string value, if it is a scalar.
+/// Returns the string value of a field, if the value is a scalar.
 pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
     field(value, name)?.scalar()
 }

@@ -1,8 +1,8 @@
 //! Warns about files whose meaning may depend on how envoyproxy/ratelimit joins keys and values.
 //!
-//! A rule is looked up by its key and value, joined with `_`. A rule with the key `user_id`
-//! therefore also applies to the entry `user` = `id`. If another rule at the same level has the key
-//! `user`, the file is ambiguous, and only its author can resolve the ambiguity.
+//! A request entry finds its rule by the entry's key and value, joined with `_`. A rule with the
+//! key `user_id` therefore also applies to the entry `user` = `id`. If another rule at the same
+//! level has the key `user`, the file is ambiguous, and only its author can resolve the ambiguity.
 
 use std::collections::HashSet;
 

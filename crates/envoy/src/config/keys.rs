@@ -1,7 +1,7 @@
 //! Checks that each key is used only where it is allowed.
 //!
 //! envoyproxy/ratelimit has a single list of keys, and accepts a key even in a map where the key
-//! has no effect. Tidegate warns about such a key. It accepts its own keys, which
+//! has no effect. Tidegate warns about such a key. Tidegate accepts its own keys, which
 //! envoyproxy/ratelimit does not have, only where they have an effect.
 //!
 //! envoyproxy/ratelimit rejects Tidegate's own keys everywhere, so a file that is valid for

@@ -196,8 +196,8 @@ fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<L
     if denied == DeniedHits::NotCounted || spec.count_denied == Some(false) {
         return Some(limit);
     }
-    // Only fixed windows count denied hits in full by default. Other algorithms count denied hits
-    // only if `count_denied` is set.
+    // Only fixed windows count denied hits in full by default. The other algorithms count denied
+    // hits only if `count_denied` is set.
     Some(limit.clone().counting_in_full().unwrap_or(limit))
 }
 

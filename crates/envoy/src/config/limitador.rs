@@ -230,7 +230,8 @@ fn check_keys(item: &Value<'_>, report: &mut Report) {
     }
 }
 
-/// Builds the rule of a limit. As in Limitador, its fixed window begins with the first request.
+/// Builds the rule of a limit. As in Limitador, the fixed window of the rule begins with the first
+/// request.
 fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, LimitError> {
     let span = Span::from_secs(seconds);
     let limit = Limit::new(Algorithm::FixedWindow {
@@ -339,8 +340,8 @@ mod tests {
         found.iter().map(ToString::to_string).collect()
     }
 
-    /// If the file is reloaded while it is being written, it may be truncated, and must then be
-    /// rejected.
+    /// If the file is reloaded while another program writes to it, the content may be truncated,
+    /// and must then be rejected.
     #[test]
     fn an_empty_file_is_an_error_and_an_empty_list_is_not() {
         for text in ["", "\n", "# limits\n", "---\n", "null\n"] {

@@ -143,7 +143,7 @@ const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 /// # Errors
 ///
 /// Returns an error for each invalid value, and for each unsupported feature that cannot safely be
-/// ignored. Each error contains the variable's name.
+/// ignored. Each error contains the name of the variable.
 pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
     let mut reader = Reader::new(variables);
     refuse(&mut reader);

@@ -6,7 +6,7 @@
 //! `failure_mode_allow` would admit the request.
 //!
 //! Messages are decoded by hand for two reasons: most attributes are not used, and the size of a
-//! list can be checked before memory is allocated for it.
+//! list must be checked before memory is allocated for the list.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -44,7 +44,8 @@ use super::{
     },
 };
 
-/// The maximum number of context extensions. They are entries that Envoy's configuration sets.
+/// The maximum number of context extensions. A context extension is an entry that Envoy's
+/// configuration sets.
 const MAX_EXTENSIONS: usize = 32;
 
 /// The reason why a request is rejected without a decision.
@@ -155,8 +156,8 @@ async fn decide(
     })
 }
 
-/// Returns an attribute, or `None` if it is empty. In protobuf, an absent string is the same as an
-/// empty string.
+/// Returns an attribute, or `None` if the attribute is empty. In protobuf, an absent string is the
+/// same as an empty string.
 fn given(attribute: &str) -> Option<&str> {
     Some(attribute).filter(|attribute| !attribute.is_empty())
 }
@@ -211,7 +212,8 @@ fn denied(code: Code, message: &str, response: Response<Bytes>) -> CheckResponse
     }
 }
 
-/// Converts `headers` to options. Each option replaces the header of the same name in the response.
+/// Converts `headers` to options. In the response, each option replaces the header of the same
+/// name.
 fn options(headers: &HeaderMap) -> Vec<HeaderValueOption> {
     let option = |(name, value): (&HeaderName, &HeaderValue)| HeaderValueOption {
         header: Some(WireHeader {
@@ -397,7 +399,7 @@ fn pair(message: &[u8], value_field: u32) -> Result<(Value<'_>, Value<'_>), Malf
     Ok((key, value))
 }
 
-/// Decodes a peer's address. Returns `None` if it is not an IP address.
+/// Decodes a peer's address. Returns `None` if the address is not an IP address.
 fn address(peer: &[u8]) -> Result<Option<IpAddr>, MalformedMessage> {
     let mut found = None;
     let mut fields = Fields::of(peer);

@@ -24,9 +24,8 @@ const SERVICES: [&str; 6] = [
     super::QUOTA,
 ];
 
-/// The health service. Until a shutdown is announced, every name is reported as healthy, with one
-/// exception: a name that depends on the rate limit service is healthy only if that service is
-/// healthy.
+/// The health service. Until a shutdown is announced, every name is healthy, with one exception: a
+/// name that depends on the rate limit service is healthy only if that service is healthy.
 #[derive(Clone, Debug)]
 pub(super) struct HealthService {
     shutdown: Shutdown,
@@ -107,8 +106,8 @@ impl Watcher {
     /// status before a shutdown has been sent.
     async fn next(mut self) -> Option<(ServingStatus, Self)> {
         loop {
-            // Check for a shutdown before reading the status. Otherwise, the last status might not
-            // be sent.
+            // Check for a shutdown before reading the status. With the opposite order, the last
+            // status might not be sent.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);
             if self.last_sent != Some(status) {

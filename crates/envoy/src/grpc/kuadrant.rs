@@ -1,7 +1,7 @@
 //! `kuadrant.service.ratelimit.v1.RateLimitService`: decodes requests and encodes responses.
 //!
-//! Messages are decoded by the same code as for `ShouldRateLimit`. This code limits the length of
-//! their lists.
+//! Messages are decoded by the same code as for `ShouldRateLimit`. The decoder limits the length of
+//! the lists in a message.
 
 use std::{sync::Arc, time::Duration};
 
@@ -135,7 +135,7 @@ fn known<S>(service: Option<&S>) -> Result<&S, Status> {
     service.ok_or_else(|| status(&RlsError::NoConfiguration))
 }
 
-/// The response to a request without a domain. Limitador sends it too.
+/// The response to a request without a domain. Limitador sends the same response.
 fn unknown() -> RateLimitResponse {
     RateLimitResponse {
         overall_code: WireCode::Unknown.into(),

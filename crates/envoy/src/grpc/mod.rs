@@ -1,10 +1,9 @@
 //! The gRPC listener: Envoy's rate limit and authorization services, health and reflection.
 //!
-//! As in all other listeners, connections are served by the workers of [`tidegate_net`], which call
-//! hyper directly. tonic's server is not used, because it has its own threads and listeners.
-//! Streaming calls are handled by tonic's generated services. The module `unary` handles
-//! `Check` of `ext_authz` and the calls of the rate limit services, which are made for every
-//! request.
+//! The workers of [`tidegate_net`] serve the connections and call hyper directly, as in all other
+//! listeners. tonic's server has its own threads and listeners, and is not used. Streaming calls
+//! are handled by tonic's generated services. The module `unary` handles `Check` of `ext_authz` and
+//! the calls of the rate limit services, which are made for every request.
 
 mod authorization;
 mod connection;
@@ -43,8 +42,8 @@ const KUADRANT: &str = "kuadrant.service.ratelimit.v1.RateLimitService";
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
 /// The maximum message size in bytes, which is also the maximum body size on the HTTP listener. The
-/// maximum is low because a connection may send one message per concurrent call, and a quota report
-/// takes 50 times its wire size in memory.
+/// maximum is low, because a connection may send one message per concurrent call, and a quota
+/// report takes 50 times its wire size in memory.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// The services behind the gRPC listener.
@@ -52,14 +51,14 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 pub struct GrpcContext {
     /// The server's limiter.
     pub limiter: Arc<ServerLimiter>,
-    /// The quotas. Each quota is divided among the Envoys that enforce it. Empty if no rule defines
-    /// a quota.
+    /// The quotas. Each quota is divided among the Envoys that enforce it. The list is empty if no
+    /// rule defines a quota.
     pub quotas: Arc<Quotas>,
-    /// The rate limit service. If it is `None`, calls get the same responses as from a service
+    /// The rate limit service. Without the service, calls get the same responses as from a service
     /// whose configuration is not loaded.
     pub rate_limits: Option<Arc<RateLimitService>>,
-    /// The settings of the authorization service. If it is `None`, calls to the service fail with
-    /// UNIMPLEMENTED, so that the rules are not applied to calls on this listener.
+    /// The settings of the authorization service. Without these settings, calls to the service fail
+    /// with UNIMPLEMENTED, so that the rules are not applied to calls on this listener.
     pub authorization: Option<AuthorizationContext>,
 }
 

@@ -57,7 +57,7 @@ pub(super) async fn decide(
 pub(super) fn status(error: &RlsError) -> Status {
     let message = error.to_string();
     match error {
-        // envoyproxy/ratelimit uses this status code too.
+        // envoyproxy/ratelimit uses the same status code.
         RlsError::EmptyDomain | RlsError::EmptyDescriptors | RlsError::NoConfiguration => {
             Status::unknown(message)
         }

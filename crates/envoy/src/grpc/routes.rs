@@ -73,7 +73,7 @@ impl Routes {
             RateLimitQuotaServiceServer::new(quotas).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let health = HealthService::new(shutdown.clone(), context.rate_limits.clone());
         let health = HealthServer::new(health).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        // This cannot fail, because the descriptors are compiled into the binary.
+        // This call cannot fail, because the descriptors are compiled into the binary.
         let reflection = || Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
         let v1 = reflection().build_v1().map_err(io::Error::other)?;
         let v1alpha = reflection().build_v1alpha().map_err(io::Error::other)?;

@@ -13,8 +13,8 @@ pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
     requested.map_or(most, |requested| requested.min(most))
 }
 
-/// Returns the part of a call's remaining `time` that the store may use. It is three quarters of
-/// that time, so that enough time remains to apply the fallback policy.
+/// Returns the part of a call's remaining `time` that the store may use. The store may use three
+/// quarters of the remaining time, so that enough time remains to apply the fallback policy.
 pub(super) fn for_store(time: Duration) -> Duration {
     time - time / 4
 }

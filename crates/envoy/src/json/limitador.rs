@@ -2,7 +2,7 @@
 //! `/counters/{namespace}` and `/status`.
 //!
 //! Bodies and status codes are the same as in Limitador, with one exception: the response to a bad
-//! request contains problem details (RFC 9457), because Limitador's own response has no fixed
+//! request contains problem details (RFC 9457), because Limitador's own response to it has no fixed
 //! format.
 
 use hyper::{HeaderMap, Method, StatusCode, header::HeaderValue};
@@ -241,7 +241,8 @@ fn add_headers(headers: &mut HeaderMap, limits: &[LimitStatus]) {
         ("x-ratelimit-remaining", first.remaining.to_string()),
         ("x-ratelimit-reset", reset),
     ] {
-        // This never fails, because only printable ASCII characters of the limit names are used.
+        // The conversion never fails, because only printable ASCII characters of the limit names
+        // are used.
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(name, value);
         }

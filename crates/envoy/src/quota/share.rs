@@ -4,21 +4,22 @@
 /// stream gets a minimum share.
 pub const FLOOR: u64 = 10;
 
-/// The maximum demand. It prevents overflows in multiplications.
+/// The maximum demand. The maximum prevents overflows in multiplications.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the seats with these `demands` and a number of `vacant` seats. A vacant
-/// seat's share is reserved for a new stream. In the result, the vacant seats' shares come last.
+/// Divides `total` among the seats with these `demands` and a number of `vacant` seats. The share
+/// of a vacant seat is reserved for a new stream. In the result, the vacant seats' shares come
+/// last.
 ///
 /// The fraction 1/[`FLOOR`] of the total is divided evenly among all seats. The rest is divided in
 /// proportion to the demands. If every demand is zero, the rest is divided evenly among the seats
-/// that are not vacant. Each share is rounded down, and the remaining requests are distributed one
-/// by one. The seats that lost most by rounding get one request each. If the losses are equal, the
-/// first seats get the remaining requests.
+/// that are not vacant. Each share is rounded down, and the seats that lost most by rounding get
+/// one of the remaining requests each. Among seats with equal losses, the first seats get the
+/// remaining requests.
 ///
 /// If there is at least one seat, the shares add up to exactly `total`. A seat with a higher demand
-/// never gets a smaller share than a seat with a lower demand, but all demands from 2^40 are
-/// treated as equal. Each share is at least `total / (FLOOR * seats)`, rounded down. Without seats,
+/// never gets a smaller share than a seat with a lower demand, except that all demands from 2^40
+/// count as equal. Each share is at least `total / (FLOOR * seats)`, rounded down. Without seats,
 /// the result is empty.
 #[must_use]
 pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
@@ -45,8 +46,8 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
 }
 
 /// Returns the weight of each seat as a numerator over a common denominator. A seat's weight is the
-/// sum of two terms: the even share that every seat gets, and a share in proportion to the seat's
-/// demand.
+/// sum of its even share, which is the same for every seat, and its share in proportion to the
+/// seat's demand.
 fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
     let no_demand = demands.iter().all(|&demand| demand == 0);
     let demand = |&demand: &u64| u128::from(if no_demand { 1 } else { demand.min(MAX_DEMAND) });

@@ -10,8 +10,8 @@ use crate::Unit;
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow mode, for a rule in quota mode. They are used unless this quota is
-    /// the request's leading quota, which is the only quota that can deny the request.
+    /// The same limits in shadow mode, for a rule in quota mode. These limits are used unless this
+    /// quota is the request's leading quota, which is the only quota that can deny the request.
     pub(crate) shadow_limits: Option<Arc<Limits>>,
     /// The units of the limits, in order. The unit of a window with a different length is
     /// [`Unit::Unknown`].
@@ -19,11 +19,12 @@ pub(crate) struct RuleLimits {
     /// The window length, which is part of the counter key. Therefore, a descriptor has separate
     /// counters for different window lengths.
     pub(crate) window_seconds: u64,
-    /// The limits for reports and reservations. They are built at the first use.
+    /// The limits for reports and reservations. The first use builds these limits.
     pub(crate) variants: OnceLock<LimitVariants>,
 }
 
-/// Variants of a rule's limits. They share the rule's counters, but treat denied hits differently.
+/// Variants of a rule's limits. The variants share the rule's counters, but treat denied hits
+/// differently.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitVariants {
     /// For reservations: denied hits are not counted.
@@ -41,8 +42,8 @@ impl RuleLimits {
         })
     }
 
-    /// Returns the limits of an override of these limits, in the same mode. They share the counters
-    /// of these limits.
+    /// Returns the limits of an override of these limits, in the same mode. The limits of the
+    /// override share the counters of these limits.
     pub(super) fn overridden_by(&self, limits: Arc<Limits>) -> Self {
         let units = limits.iter().map(Unit::of_limit).collect();
         let mut overridden = Self {

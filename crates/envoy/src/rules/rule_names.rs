@@ -50,8 +50,8 @@ impl RuleLevel<'_> {
 }
 
 impl Rule {
-    /// Returns the form of this rule for which overrides are set, which `describe` creates when it
-    /// is first needed. Returns `None` if no overrides can be set for this rule.
+    /// Returns the form of this rule for which overrides are set; `describe` creates the form on
+    /// first use. Returns `None` if no overrides can be set for this rule.
     fn overridable(
         &self,
         overrides: &Overrides,
@@ -155,7 +155,8 @@ impl Domains {
     }
 }
 
-/// Finds the rule whose levels, joined with dots, are `path`. Appends its levels to `levels`.
+/// Finds the rule whose levels, joined with dots, are `path`. Appends the levels of the rule to
+/// `levels`.
 fn find_path<'d>(
     domain: &'d Domain,
     path: &str,

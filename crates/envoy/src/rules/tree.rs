@@ -8,9 +8,10 @@
 //! ```
 //!
 //! A descriptor descends one level per entry. The name of an entry is its key and value, joined
-//! with `_`. The next node is the child with this name. If there is no such child, it is the first
-//! wildcard child that matches the name. If no wildcard child matches either, it is the child whose
-//! name is the key alone. There is no backtracking. Only the rule at the final node applies.
+//! with `_`. The next node is the child with this name. If no child has this name, the next node is
+//! the first wildcard child that matches the name. If no wildcard child matches either, the next
+//! node is the child whose name is the key alone. There is no backtracking. Only the rule at the
+//! final node applies.
 //!
 //! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them.
 //! For example, a rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used
@@ -154,8 +155,8 @@ impl Domain {
 }
 
 impl Node {
-    /// Returns the value for the counter key. If all matching values share one counter, this is the
-    /// pattern. Otherwise, it is `value` itself.
+    /// Returns the value for the counter key. If all matching values share one counter, the result
+    /// is the pattern. If each value has its own counter, the result is `value` itself.
     pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
         match &self.value {
             Some(pattern) if self.share_threshold => pattern,

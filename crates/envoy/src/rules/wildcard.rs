@@ -2,7 +2,7 @@
 //! pattern can contain several `*`.
 
 /// A wildcard pattern. A string matches if it contains the pattern's literal pieces in order and
-/// without overlap. Between the pieces, it may contain other characters.
+/// without overlap. Between the pieces, the string may contain other characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wildcard {
     prefix: Box<str>,

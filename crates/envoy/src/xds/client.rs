@@ -76,7 +76,7 @@ struct SessionEnd {
 }
 
 impl XdsClient {
-    /// Creates a client. It does not connect until [`Self::run`] is called.
+    /// Creates a client. The client does not connect until [`Self::run`] is called.
     ///
     /// If a configuration is required, the service reports itself as unhealthy until the control
     /// plane has sent one.
@@ -302,7 +302,7 @@ impl XdsClient {
         }
     }
 
-    /// Activates the rules in a response. Counters keep their values.
+    /// Activates the rules in a response. The counters keep their values.
     fn accept(&self, response: &DiscoveryResponse, loaded: LoadedConfig) {
         let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         for warning in &warnings {

@@ -1,8 +1,8 @@
 //! The connection to a control plane: TCP, TLS and HTTP/2.
 //!
-//! tonic's client, `Channel`, is not used. It has its own reconnection logic and depends on several
-//! additional crates. This client has only one stream, for which a single hyper HTTP/2 connection
-//! is sufficient.
+//! tonic's client, `Channel`, is not used. `Channel` has its own reconnection logic and depends on
+//! several additional crates. This client has only one stream, for which a single hyper HTTP/2
+//! connection is sufficient.
 
 use std::{
     future::Future,
@@ -61,7 +61,7 @@ pub(super) enum ConnectError {
     Closed,
 }
 
-/// An HTTP/2 connection. It is closed when this value is dropped.
+/// An HTTP/2 connection. Dropping this value closes the connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     sender: http2::SendRequest<Body>,
@@ -88,7 +88,7 @@ impl Connection {
         let server = &config.server;
         let stream = TcpStream::connect((server.host.as_str(), server.port)).await;
         let stream = stream.map_err(ConnectError::Unreachable)?;
-        // Ignore an error: without this option, messages are only delayed.
+        // Ignore an error: without `nodelay`, messages are only delayed.
         let _ = stream.set_nodelay(true);
         let Some((connector, name)) = connector else {
             return Self::handshake(stream, config).await;

@@ -1,9 +1,9 @@
 //! Rules from a control plane, received over Envoy's discovery protocol xDS.
 //!
 //! The client opens one stream of the aggregated discovery service, and subscribes to all resources
-//! of the type `ratelimit.config.ratelimit.v3.RateLimitConfig`. It uses the state-of-the-world
-//! variant of xDS: each response contains all existing resources, so an absent resource was
-//! removed.
+//! of the type `ratelimit.config.ratelimit.v3.RateLimitConfig`. The client uses the
+//! state-of-the-world variant of xDS: each response contains all existing resources, so an absent
+//! resource was removed.
 //!
 //! ```text
 //! client                                             control plane

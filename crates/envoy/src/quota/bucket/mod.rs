@@ -5,10 +5,10 @@
 //! own stream, and enforces its assignment with a token bucket. A new assignment starts with a full
 //! token bucket. There are two kinds of assignment:
 //!
-//! *Rates* are for periods up to [`LONGEST_RATE`]. Each stream's token bucket holds the stream's
-//! share of the limit, and is refilled each period. The shares of all streams add up to the limit.
-//! Streams report less often than once per period, so a report reveals the stream's demand, but not
-//! its remaining tokens.
+//! *Rates* are for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the
+//! stream's share of the limit, and is refilled each period. The shares of all streams add up to
+//! the limit. Streams report less often than once per period, so a report reveals the stream's
+//! demand, but not its remaining tokens.
 //!
 //! *Budgets* are for longer periods, which are fixed windows aligned to the clock. A grant is a
 //! fixed number of requests for one stream, without refill:
@@ -17,11 +17,11 @@
 //! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
 //! ```
 //!
-//! A grant stays reserved until its stream reports, because the server does not know how much of
-//! the grant has been used before the report. Therefore a grant is replaced only when its stream
-//! reports, when all of it has been reported as used, or when the next window begins. The sum of
-//! usage and grants never exceeds the limit. Once the limit is exhausted, every stream is assigned
-//! DENY_ALL until the window ends.
+//! A grant stays reserved until its stream reports, because the server cannot know earlier how much
+//! of the grant has been used. Therefore, a grant is replaced only when its stream reports, when
+//! all of the grant has been reported as used, or when the next window begins. The sum of usage and
+//! grants never exceeds the limit. Once the limit is exhausted, every stream is assigned DENY_ALL
+//! until the window ends.
 
 use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
@@ -46,9 +46,9 @@ pub struct Usage {
     pub allowed: u64,
     /// The number of denied requests.
     pub denied: u64,
-    /// The time covered by the report, according to the client. It is zero in the first report for
-    /// a bucket, which Envoy sends when it receives the first request. It is long in the first
-    /// report after a reconnect.
+    /// The time covered by the report, according to the client. The time is zero in the first
+    /// report for a bucket, which Envoy sends when it receives the first request. The time is long
+    /// in the first report after a reconnect.
     pub elapsed: Span,
 }
 
@@ -79,7 +79,7 @@ pub enum Assignment {
     Budget {
         /// The number of requests, which is never 0.
         requests: u32,
-        /// The grant number. It differs between consecutive grants of the same size.
+        /// The grant number. Consecutive grants of the same size have different numbers.
         number: u32,
     },
 }
@@ -87,7 +87,7 @@ pub enum Assignment {
 /// The changed assignments, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
-/// One quota bucket. It has a [`Seat`] for each stream that uses the bucket.
+/// One quota bucket. The bucket has a [`Seat`] for each stream that uses it.
 #[derive(Debug)]
 pub(super) struct Bucket {
     limit: QuotaLimit,
@@ -104,8 +104,8 @@ struct Seat {
     /// The demand in requests per second, times 1024. Each report sets this value to the mean of
     /// the reported demand and the previous value.
     demand: u64,
-    /// The size of the assignment. For a budget, this is the number of requests in the last grant
-    /// that have not been reported as used. For a rate, it is the current share.
+    /// The size of the assignment. For a budget, the size is the number of requests in the last
+    /// grant that have not been reported as used. For a rate, the size is the current share.
     granted: u64,
     grants: u32,
     assignment: Assignment,
@@ -155,8 +155,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // Grants expire with their window. They also expire if the limit changes from a rate to
-            // a budget or vice versa, because a rate's share is not a budget grant.
+            // Grants expire with their window. Grants also expire if the limit changes from a rate
+            // to a budget or vice versa, because a rate's share is not a budget grant.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -281,8 +281,8 @@ impl Bucket {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // A grant must not be replaced until all of it has been reported as used. Until then,
-            // its stream may have used more requests than it has reported.
+            // A grant must not be replaced until all of it has been reported as used. Before that
+            // report, the stream may have used more requests than it has reported.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
             }
@@ -319,8 +319,8 @@ impl Bucket {
     /// remaining requests that are not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
-        // Reserve one additional share for a future stream. Otherwise, a new stream would have to
-        // wait until the other streams report.
+        // Reserve one additional share for a future stream. Without this reserve, a new stream
+        // would have to wait until the other streams report.
         let share = divide(remaining, &self.demands(), 1)[at];
         let others = self.shared() - self.seats[at].granted;
         let grant = share.min(remaining.saturating_sub(others));

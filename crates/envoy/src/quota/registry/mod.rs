@@ -68,8 +68,8 @@ struct Stream {
 impl Quotas {
     /// Replaces the rules, and notifies every stream whose assignments change. A rate's shares
     /// change immediately. A budget's grant changes immediately only if all of it has been reported
-    /// as used. A stream whose bucket no longer matches a quota is assigned ALLOW_ALL. Buckets keep
-    /// their usage until their windows end.
+    /// as used. A stream whose bucket no longer matches a quota is assigned ALLOW_ALL. The buckets
+    /// keep their usage until their windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
         if state.rules == rules {
@@ -330,7 +330,7 @@ impl State {
     fn send(&self, notifications: Notifications) {
         for (stream, assigned) in notifications {
             if let Some(stream) = self.streams.get(&stream) {
-                // If the outbox is full, this message is dropped. The response to the stream's next
+                // If the outbox is full, the message is dropped. The response to the stream's next
                 // report contains the assignment again.
                 let _ = stream.outbox.try_send(assigned);
             }
