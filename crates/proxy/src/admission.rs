@@ -5,7 +5,8 @@
 //!
 //! - It normalises the request head.
 //! - It sheds the request if the upstream is at its adaptive concurrency limit.
-//! - For elastic rules, it adds entries that say which upstreams have spare capacity.
+//! - For elastic rules, admission control adds entries that say which upstreams have spare
+//!   capacity.
 //!
 //! Admission control does not acquire a concurrency permit. The handler acquires the permit only
 //! when it forwards the request, because a rate limit queue may delay the request. The permit is
@@ -47,8 +48,8 @@ pub(crate) struct AdmissionContext {
     pub(crate) layer: RateLimitLayer<ProxyLimiter>,
 }
 
-/// A service that rejects malformed requests and requests that exceed a concurrency limit. It
-/// passes all other requests to the rate limits.
+/// A service that rejects malformed requests and requests that exceed a concurrency limit. The
+/// service passes all other requests to the rate limits.
 #[derive(Clone, Debug)]
 pub(crate) struct AdmissionService<S> {
     inner: S,
@@ -66,7 +67,8 @@ impl<S> AdmissionService<S> {
 
 type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
-/// A response that admission control generates itself. It is boxed because it is large and rare.
+/// A response that admission control generates itself. The response is boxed because it is large
+/// and rare.
 type LocalReply<R> =
     Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
 
@@ -101,9 +103,9 @@ where
 }
 
 impl AdmissionContext {
-    /// Normalises `head`. Returns a response if the request must be rejected: the client has too
-    /// many requests in flight, the request is malformed, or the upstream is at its concurrency
-    /// limit.
+    /// Normalises `head`. Returns a response if the request must be rejected, because the client
+    /// has too many requests in flight, the request is malformed, or the upstream is at its
+    /// concurrency limit.
     fn check(&self, head: &mut Parts) -> Option<Box<Response<Bytes>>> {
         let current = self.runtime.load();
         let normalised = match head.extensions.get() {

@@ -123,7 +123,8 @@ impl BodyCostContext {
                 return Err(Box::new(error.response(call)));
             }
         };
-        // Look up the rules again: they may have changed while the body arrived.
+        // Look up the rules again, because a reload may have changed the rules while the body
+        // arrived.
         let rules = self.layer.body_cost_rules(head);
         match costs(&rules, &body.data) {
             Ok(costs) => {
@@ -275,9 +276,9 @@ fn numbers_of<'r>(
     };
     let mut output = None;
     for pointer in &cost.output {
-        // If several of these JSON fields are present, upstreams differ in which one they use, so
-        // the largest number is charged. Some upstreams treat 0 as unlimited, so 0 is treated as a
-        // missing number.
+        // If several of these JSON fields are present, different upstreams use different fields, so
+        // the largest number is charged. Some upstreams treat 0 as unlimited, so the number 0
+        // counts as missing.
         output = output.max(number(pointer.as_str(), 0)?.filter(|number| *number > 0));
     }
     let times = match &cost.times {

@@ -74,8 +74,8 @@ impl ClientRequests {
     /// requests are already in flight.
     pub(crate) fn try_begin(self: &Arc<Self>, max: usize) -> Option<ClientRequest> {
         let request = self.begin_unlimited();
-        // The counter was incremented before this comparison, so two concurrent requests cannot
-        // both take the last slot.
+        // The counter is incremented before the comparison, so two concurrent requests cannot both
+        // take the last slot.
         (request.0.count.load(Ordering::Relaxed) <= max).then_some(request)
     }
 

@@ -46,7 +46,7 @@ pub(crate) enum ProxyError {
     Overloaded,
     /// The endpoint is at its connection limit.
     Full,
-    /// This machine has no free descriptor, port or memory for another connection.
+    /// The proxy's machine has no free descriptor, port or memory for another connection.
     Local,
     /// The connection attempt failed.
     Unreachable,

@@ -73,7 +73,7 @@ impl ProxyHandler {
     }
 }
 
-/// The handler is always ready. It never fails, because every error becomes a response.
+/// The handler is always ready. The handler never fails, because every error becomes a response.
 impl Service<Request<RequestBody>> for ProxyHandler {
     type Response = Response<ResponseBody>;
     type Error = Infallible;
@@ -121,7 +121,7 @@ struct RoutedRequest {
 /// A request that is rejected before it is sent to an upstream.
 struct RejectedRequest {
     error: ProxyError,
-    /// The request's upstream, if one was selected.
+    /// The upstream of the request, if one was selected.
     upstream: Option<Arc<Upstream>>,
 }
 
@@ -163,8 +163,8 @@ impl HandlerContext {
         let limits = UploadLimits {
             max_bytes,
             idle: settings.timeouts.idle,
-            // Do not enforce a minimum rate for HTTP/2 upstreams: there, a slow body occupies only
-            // a stream and not a connection, and gRPC streams may be idle.
+            // Do not enforce a minimum rate for HTTP/2 upstreams: a slow body occupies only a
+            // stream there, not a connection, and gRPC streams may be idle.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let handle = permit

@@ -2,17 +2,17 @@
 
 use std::cell::Cell;
 
-/// The maximum total size in bytes of these bodies on one worker, for all clients together. It
-/// exceeds the largest permitted `proxy.max_inspected_body`.
+/// The maximum total size in bytes of the inspected bodies on one worker, for all clients together.
+/// The maximum exceeds the largest permitted `proxy.max_inspected_body`.
 const MAX_INSPECTED_BYTES: usize = 256 << 20;
 
 thread_local! {
-    /// The total size in bytes of these bodies on this worker.
+    /// The total size in bytes of the inspected bodies on this worker.
     static INSPECTED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The size of one body in bytes. It counts towards [`MAX_INSPECTED_BYTES`] until this value is
-/// dropped.
+/// The size of one body in bytes. The size counts towards [`MAX_INSPECTED_BYTES`] until this value
+/// is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct InspectedBytes(usize);
 

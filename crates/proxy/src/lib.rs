@@ -1,9 +1,9 @@
 //! The reverse proxy: applies rate limits to requests, and forwards the permitted requests to
 //! upstreams.
 //!
-//! Like the other listeners, the proxy runs hyper on the workers of [`tidegate_net`]. A client
-//! connection, its requests and its upstream connections stay on one thread. Every buffer between
-//! client and upstream is bounded in bytes, and every wait is bounded in time.
+//! Like the other listeners, the proxy runs hyper on the workers of [`tidegate_net`]. Each client
+//! connection stays on one thread, together with its requests and its upstream connections. Every
+//! buffer between client and upstream is bounded in bytes, and every wait is bounded in time.
 //!
 //! A request passes these layers, from the outermost to the innermost:
 //!
@@ -146,8 +146,8 @@ impl ConnectionContext {
         let scheme = if has_tls { "https" } else { "http" };
         let is_trusted = identity.trust.is_trusted(peer);
         let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
-        // Do not limit a trusted proxy: it forwards requests from many clients, and must limit each
-        // client itself.
+        // Do not limit a trusted proxy, because it forwards requests from many clients, and must
+        // limit each client itself.
         let in_flight = (!is_trusted).then(|| {
             let client = identity.trust.counted(peer.to_canonical());
             self.clients.counter(client)

@@ -1,4 +1,4 @@
-//! Upstream metrics. Each worker has its own counters.
+//! Upstream metrics. Each worker has its own counters of upstream events.
 
 use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_tower::Load;

@@ -3,10 +3,9 @@
 //!
 //! If the rules were evaluated on a different head, clients could bypass them. For example, a key
 //! could use a header that the proxy removes later, or a condition could miss a header in another
-//! spelling. Therefore this module is the only place where request headers are removed or
-//! rewritten. Rules, `upstreams[].when` and the classes of `adaptive` are evaluated on the result.
-//! Headers that the proxy only adds are added later: `X-Forwarded-*`, `Forwarded`, `Via`, and the
-//! framing headers.
+//! spelling. Therefore, only this module removes or rewrites request headers. Rules,
+//! `upstreams[].when` and the classes of `adaptive` are evaluated on the result. Other code adds
+//! headers later: `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
 //!
 //! ```text
 //! target::check_framing      one length, one encoding, not too many header lines
@@ -118,8 +117,8 @@ fn remove_names(
                 ));
             }
             (true, Underscores::Drop) => true,
-            // No proxy spells its forwarding headers with `_`, so such headers are removed even
-            // from the requests of trusted proxies.
+            // No proxy spells its forwarding headers with `_`, so remove such headers even from the
+            // requests of trusted proxies.
             (true, Underscores::Pass) => is_proxy_header(name.as_str()),
             (false, _) => !forwarding.is_trusted() && is_proxy_header(name.as_str()),
         };

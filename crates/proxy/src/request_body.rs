@@ -69,8 +69,8 @@ impl UploadProgress {
         self.state() == SENDING
     }
 
-    /// Returns the same as [`Self::is_sending`]. Also registers the task of `cx` to be woken when
-    /// the body ends or fails.
+    /// Returns the same as [`Self::is_sending`]. Also registers the task of `cx`, which is woken
+    /// when the body ends or fails.
     pub(crate) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(shared) = &self.0 {
             shared.waiter.register(cx.waker());
@@ -215,7 +215,7 @@ impl Upload {
     /// Wraps `body` with `limits`. Uses `permit` to pause the concurrency permit while the proxy
     /// waits for more data from the client.
     pub(crate) fn new(body: RequestBody, limits: UploadLimits, permit: PermitHandle) -> Self {
-        // Most requests have no body, and need no allocation for the shared progress.
+        // Most requests have no body, and so need no allocation for the shared progress.
         let progress = (!body.is_end_stream()).then(Arc::default);
         let idle_timeout = IdleTimeout::with_min_rate(limits.idle, limits.min_rate);
         let body = BoundedBody::new(body, limits.max_bytes).with_idle_timeout(idle_timeout);

@@ -168,8 +168,8 @@ impl ResponseBody {
 /// Returns the connection of `checkout` to the pool after a complete response.
 ///
 /// If the upstream responded before it had received the whole request, the rest of the request is
-/// not sent. Otherwise, a slow client could keep the upstream connection busy with a request that
-/// is no longer counted as in flight.
+/// not sent. If the rest were sent, a slow client could keep the upstream connection busy with a
+/// request that no longer counts as in flight.
 pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     if progress.is_sending() {
         progress.abandon();
@@ -177,7 +177,7 @@ pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     checkout.return_to_pool();
 }
 
-/// Removes `Content-Length` from trailers, because it may contradict the length of the body, which
+/// Removes `Content-Length` from trailers, because it may contradict the length of the body that
 /// has already been sent.
 fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
     if let Some(trailers) = frame.trailers_mut() {
@@ -257,7 +257,7 @@ fn lock(pipe: &SharedPipe) -> MutexGuard<'_, Pipe> {
 }
 
 /// A body that the proxy is still receiving. If this value is dropped before the upstream has sent
-/// the whole body, the reading task stops and the connection is closed.
+/// the whole body, the reading task stops and closes the connection.
 #[derive(Debug)]
 pub(crate) struct StreamingBody {
     pipe: SharedPipe,
@@ -277,7 +277,7 @@ impl StreamingBody {
             source,
             checkout: Some(checkout),
             idle_timeout: IdleTimeout::new(options.idle),
-            // There is no idle timeout here: if a client reads nothing at all, the write timeout of
+            // No idle timeout is set here: if a client reads nothing at all, the write timeout of
             // its connection applies.
             client_rate: IdleTimeout::with_min_rate(Duration::MAX, options.slow.min_rate),
             counted: 0,
@@ -336,8 +336,8 @@ struct BodyReader {
     checkout: Option<Checkout>,
     /// The idle timeout for the upstream.
     idle_timeout: IdleTimeout,
-    /// The timeout for a client that reads more slowly than the minimum rate. It runs only while
-    /// the reading task waits for the client.
+    /// The timeout for a client that reads more slowly than the minimum rate. The timeout runs only
+    /// while the reading task waits for the client.
     client_rate: IdleTimeout,
     /// The number of delivered bytes already reported to `client_rate`.
     counted: usize,

@@ -30,7 +30,7 @@ const LOG_DROPPED: Metric = Metric::counter(
 /// The proxy's active settings and upstreams, and the state that a reload does not replace.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings at startup. Some of them cannot be changed by a reload, and apply until a
+    /// The settings at startup. A reload cannot change some of these settings, which apply until a
     /// restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
@@ -39,7 +39,7 @@ pub struct ProxyRuntime {
     log: Option<AccessLog>,
     clock: Clock,
     bad_requests: Arc<BadRequests>,
-    /// Each request that waits for its body before it is decided holds a clone.
+    /// Each request that waits for its body before its decision holds a clone of this value.
     undecided: Arc<()>,
 }
 
@@ -90,7 +90,7 @@ impl ProxyRuntime {
         Arc::clone(&self.undecided)
     }
 
-    /// Returns whether a request waits for its body before it is decided.
+    /// Returns whether any request waits for its body before its decision.
     #[must_use]
     pub fn has_undecided(&self) -> bool {
         Arc::strong_count(&self.undecided) > 1
@@ -101,8 +101,8 @@ impl ProxyRuntime {
         self.current.load_full()
     }
 
-    /// Returns a short-lived reference to the active version. This is cheaper than
-    /// [`Self::current`].
+    /// Returns a short-lived reference to the active version. A call of this method is cheaper than
+    /// a call of [`Self::current`].
     pub(crate) fn load(&self) -> Guard<Arc<RuntimeConfig>> {
         self.current.load()
     }

@@ -19,7 +19,7 @@ pub(crate) struct StreamSlots {
     pub(crate) has_responded: AtomicBool,
 }
 
-/// A reservation of one stream. Dropping it releases the stream.
+/// A reservation of one stream. Dropping the slot releases the stream.
 #[derive(Debug)]
 pub(crate) struct StreamSlot(pub(crate) Arc<StreamSlots>);
 

@@ -47,15 +47,16 @@ impl PendingTunnel {
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
-    /// The upstream HTTP/1.1 connection that was upgraded. It counts as in use until the tunnel
-    /// ends.
+    /// The upstream HTTP/1.1 connection that was upgraded. The connection counts as in use until
+    /// the tunnel ends.
     pub(crate) checkout: Checkout,
     /// The byte counts for the tunnel's line in the access log.
     pub(crate) session: UpgradedSession,
-    /// The request's rate limit permit. It keeps renewing the leases of the request's concurrency
+    /// The request's rate limit permit. The permit renews the leases of the request's concurrency
     /// slots until the tunnel ends.
     pub(crate) rate_limit_permit: LongLivedPermit,
-    /// Counts this tunnel as one of the client's requests in flight, if these are limited.
+    /// Counts this tunnel as one of the client's requests in flight, if the client's requests are
+    /// limited.
     pub(crate) in_flight: Option<ClientRequest>,
 }
 

@@ -1,10 +1,10 @@
-//! A write timeout for HTTP/2 bodies. It expires if the receiver stops reading.
+//! A write timeout for HTTP/2 bodies. The timeout expires if the receiver stops reading.
 //!
 //! hyper polls a body for its next frame only while the receiver's flow-control window is open, and
 //! has no timeout for this wait. A receiver can keep the window closed while it still replies to
 //! pings. During that time, the body holds an upstream connection and a concurrency permit.
 //!
-//! hyper offers no hook for a timeout. Therefore each body records whether it is waiting to be
+//! hyper offers no hook for a timeout. Therefore, each body records whether it is waiting to be
 //! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps this task, and
 //! checks the body's state after each poll of the task.
 
@@ -152,11 +152,11 @@ where
     }
 }
 
-/// Runs the stream task `stream`. If its [`WatchedBody`] has waited for more than `timeout`, drops
-/// the task, which resets the stream.
+/// Runs the stream task `stream`. If the [`WatchedBody`] of the stream has waited for more than
+/// `timeout`, drops the task, which resets the stream.
 ///
-/// A wait that began just before this call is included, because hyper's client polls a body once
-/// before it spawns a task for the body.
+/// The wait may have begun just before this call, because hyper's client polls a body once before
+/// it spawns a task for the body.
 pub(crate) fn with_write_timeout(
     stream: impl Future<Output = ()>,
     timeout: Duration,

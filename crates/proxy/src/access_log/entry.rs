@@ -36,7 +36,7 @@ const MAX_TEXT_BYTES: usize = 1_024;
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedUpstream {
     pub(crate) upstream: Box<str>,
-    /// The endpoint to which the request was sent. After retries, this is the last endpoint.
+    /// The endpoint to which the request was sent. After retries, the value is the last endpoint.
     pub(crate) endpoint: Option<Box<str>>,
 }
 
@@ -50,8 +50,8 @@ impl LoggedUpstream {
     }
 }
 
-/// An upgraded connection (for example a WebSocket), stored as a response extension. Its log entry
-/// is written when the connection closes, for any reason.
+/// An upgraded connection (for example a WebSocket), stored as a response extension. The log entry
+/// of the connection is written when the connection closes, for any reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UpgradedSession(Arc<SessionState>);
 

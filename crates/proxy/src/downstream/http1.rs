@@ -37,8 +37,8 @@ impl ClientConnection {
     {
         let timeouts = self.settings.timeouts;
         // The whole head of a request must arrive within one timeout, so that a client cannot hold
-        // a connection by sending one header per minute (slowloris). The body has its own timeout,
-        // in `request_body`.
+        // a connection by sending one header per minute (slowloris). The request body has its own
+        // timeout, in `request_body`.
         let timeouts = StreamTimeouts {
             idle: timeouts.keep_alive,
             request: timeouts.request_head,
@@ -52,7 +52,7 @@ impl ClientConnection {
         let movable = handover.movable::<T>(&self.connection.shutdown);
         let phase = stream.phase().clone();
         let stream = RejectionStream::new(stream, Arc::clone(&self.bad_requests));
-        // The requests of a connection arrive one at a time, so they can share one service.
+        // The requests of a connection arrive one at a time, so all of them can share one service.
         let service = RefCell::new(service);
         let handler = service_fn(|mut request: Request<Incoming>| {
             let guards = (

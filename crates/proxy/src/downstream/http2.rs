@@ -30,9 +30,9 @@ const MAX_STREAMS: u32 = 128;
 /// total, the buffers of all streams of a connection hold at most 18 MiB, in addition to the bytes
 /// that `response_body` reads ahead.
 ///
-/// If hyper does not poll a body for as long as the `idle` timeout, the body is dropped. If the
-/// client does not read the last frame of a body, the frame stays buffered until the connection has
-/// had no requests for as long as the `idle` timeout.
+/// If hyper does not poll a body for the `idle` timeout, the body is dropped. If the client does
+/// not read the last frame of a body, the frame stays in the buffer until the connection has had no
+/// requests for the `idle` timeout.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The sizes of the flow-control windows in bytes, per stream and per connection.
@@ -106,7 +106,7 @@ impl ClientConnection {
             biased;
             ended = serving => ended,
             // The remaining response bytes are in hyper's buffers. Without this timeout, hyper
-            // would wait forever for a client that does not read them.
+            // would wait forever for a client that does not read these bytes.
             () = requests.wait_quiet(timeout) => Ok(()),
             // On shutdown, the connection closes as soon as the client has received all responses.
             () = requests.wait_delivered(&self.connection.activity), if is_shutdown => Ok(()),
@@ -124,9 +124,9 @@ struct ConnectionRequests {
     last_end: Cell<Option<Instant>>,
 }
 
-/// A response is treated as delivered when this time has passed since hyper received its last
-/// frame. hyper may hold bytes back until the client's flow-control window opens, and does not
-/// report when it has sent them.
+/// A response counts as delivered when this time has passed since hyper received its last frame.
+/// hyper may hold bytes back until the client's flow-control window opens, and does not report when
+/// it has sent them.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
 
 impl ConnectionRequests {

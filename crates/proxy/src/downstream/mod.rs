@@ -162,7 +162,7 @@ impl ClientConnection {
     /// Runs the tunnel, if the last request was an upgrade.
     async fn run_tunnel(&self, phase: &Phase) {
         if let Some(tunnel) = self.pending_tunnel.take() {
-            // This guard suspends the connection's phase timeouts for the duration of the tunnel.
+            // The guard suspends the connection's phase timeouts for the duration of the tunnel.
             let _phase = phase.begin_response();
             let _in_flight = self.connection.activity.begin();
             if let Err(error) = tunnel.run(self.settings.timeouts.upgraded).await {

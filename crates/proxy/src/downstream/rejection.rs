@@ -19,8 +19,8 @@ use crate::bad_request::BadRequests;
 pub(super) struct RejectionStream<S> {
     stream: TimedStream<S>,
     bad_requests: Arc<BadRequests>,
-    /// The unwritten part of hyper's reply with the explanation added. It is sent instead of
-    /// hyper's reply.
+    /// The unwritten part of hyper's reply with the explanation added. The proxy sends these bytes
+    /// instead of hyper's reply.
     rejection: Option<Bytes>,
 }
 

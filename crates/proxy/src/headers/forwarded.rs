@@ -134,7 +134,7 @@ impl ForwardingHeaders {
     /// Calls `line` with each forwarding header of a request. The request was received over HTTP
     /// `version` and has exactly one `Host`.
     ///
-    /// Also removes the headers that the forwarding headers replace from `headers`. The caller
+    /// Also removes the headers from `headers` that the forwarding headers replace. The caller
     /// sends the remaining `headers`. If the client is untrusted, the caller must have removed its
     /// forwarding headers before this call.
     pub(crate) fn emit(
@@ -214,7 +214,7 @@ impl ForwardingHeaders {
             }
             element.push('"');
         }
-        // This conversion cannot fail: the host was a header value, and the rest is ASCII.
+        // The conversion cannot fail: the host was a header value, and the rest is ASCII.
         HeaderValue::try_from(element).unwrap_or_else(|_| self.address.clone())
     }
 }

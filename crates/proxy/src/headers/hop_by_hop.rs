@@ -73,8 +73,8 @@ pub(crate) fn set_connection(headers: &mut HeaderMap) {
     headers.insert(CONNECTION, HeaderValue::from_static(named));
 }
 
-/// Removes the hop-by-hop headers of a request. Also removes `Trailer`, because request trailers
-/// are dropped. Keeps `TE: trailers`, because response trailers are forwarded.
+/// Removes the hop-by-hop headers of a request. Also removes `Trailer`, because the proxy drops
+/// request trailers. Keeps `TE: trailers`, because response trailers are forwarded.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
     lookup::remove(headers, &TRAILER);
     if !lookup::has_any(headers, &HOP_BY_HOP) {
@@ -115,7 +115,7 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(UPGRADE);
     if headers.remove(TRANSFER_ENCODING).is_some() {
         // The proxy determines the framing of the body itself. A message with both `Content-Length`
-        // and `Transfer-Encoding` can be used for request smuggling.
+        // and `Transfer-Encoding` would allow request smuggling.
         headers.remove(CONTENT_LENGTH);
     }
 }
@@ -125,8 +125,8 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // Keep `Content-Length`: without it, the upstream would see the end of the message at a
-        // different byte. Keep proxy headers, so that a client cannot remove a trusted proxy's
+        // Keep `Content-Length`, because without it, the upstream would see the end of the message
+        // at a different byte. Keep proxy headers, so that a client cannot remove a trusted proxy's
         // headers by naming them in `Connection`.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)

@@ -99,8 +99,8 @@ pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
     Ok(())
 }
 
-/// Returns whether `host` is an ordinary name or IPv4 address, with or without a port. Such a host
-/// is always valid, so this fast path avoids parsing.
+/// Returns whether `host` is an ordinary name or IPv4 address, with or without a port. An ordinary
+/// host is always valid, so this fast path avoids parsing.
 fn is_simple_host(host: &[u8]) -> bool {
     let mut parts = host.splitn(2, |byte| *byte == b':');
     let (name, port) = (parts.next().unwrap_or_default(), parts.next());

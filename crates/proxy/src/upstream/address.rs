@@ -7,7 +7,7 @@ use tidegate_config::{Scheme, UpstreamConfig, Url};
 
 use super::tls::UpstreamTls;
 
-/// The address of an endpoint, with its protocol. A reload never changes it.
+/// The address of an endpoint, with its protocol. A reload never changes the address.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EndpointAddress {
     pub(crate) url: Url,

@@ -31,7 +31,7 @@ pub(crate) struct Upstreams(Box<[Arc<Upstream>]>);
 pub(crate) struct Upstream {
     pub(crate) name: Box<str>,
     when: When,
-    /// The settings for the endpoints of this upstream. They take effect in
+    /// The settings for the endpoints of this upstream. The settings take effect in
     /// [`Upstreams::activate`].
     endpoint_settings: Arc<EndpointSettings>,
     pub(crate) endpoints: Box<[Arc<Endpoint>]>,

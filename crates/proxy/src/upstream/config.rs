@@ -1,4 +1,4 @@
-//! The settings of the proxy and its upstreams, which a reload replaces together.
+//! The settings of the proxy and its upstreams, which a reload replaces as a whole.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tidegate_config::Proxy;
 
 use super::{balancer::Upstreams, tls::TrustAnchorError};
 
-/// One consistent version of settings and upstreams.
+/// One consistent version of the settings and the upstreams.
 #[derive(Debug)]
 pub struct RuntimeConfig {
     pub(crate) settings: Arc<Proxy>,

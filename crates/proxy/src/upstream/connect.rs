@@ -19,7 +19,7 @@ use super::{
 /// The HTTP client of a connection.
 #[derive(Debug)]
 pub(crate) enum Protocol {
-    /// A client for one request at a time.
+    /// An HTTP/1.1 client, for one request at a time.
     Http1(Box<Http1Connection>),
     /// A client for many concurrent requests.
     Http2(Http2Connection),
@@ -64,7 +64,7 @@ where
 }
 
 /// Returns whether a connection attempt failed because this machine ran out of descriptors, ports
-/// or memory. Such an error does not indicate a problem with the endpoint.
+/// or memory. A lack of resources does not indicate a problem with the endpoint.
 pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let local = [

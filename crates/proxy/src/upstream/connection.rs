@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// A connection to an upstream: an HTTP/1.1 connection or a handle to a shared HTTP/2 connection.
-/// It is either in the pool, or used by one request.
+/// The connection is either in the pool, or in use by one request.
 #[derive(Debug)]
 pub(crate) struct UpstreamConnection {
     protocol: Protocol,
@@ -46,12 +46,12 @@ pub(crate) struct UpstreamConnection {
     slot: Arc<ConnectionSlot>,
 }
 
-/// A request to send, and its state after earlier attempts.
+/// A request to send, and what was already tried with it.
 pub(crate) enum OutgoingRequest {
     /// A request of which nothing has been sent yet.
     New(Box<Request<Upload>>),
-    /// An idempotent request whose first HTTP/2 connection closed before the response arrived. It
-    /// is sent a second time, but not a third time.
+    /// An idempotent request whose first HTTP/2 connection closed before the response arrived. The
+    /// request is sent a second time, but not a third time.
     Resent(Box<Request<Upload>>),
     /// A request that was already serialised for an HTTP/1.1 connection, but the connection turned
     /// out to be closed.
@@ -61,7 +61,7 @@ pub(crate) enum OutgoingRequest {
 /// The source of a response body.
 #[derive(Debug)]
 pub(crate) enum ResponseSource {
-    /// The HTTP/1.1 connection. It serves only one request at a time.
+    /// The HTTP/1.1 connection. An HTTP/1.1 connection serves only one request at a time.
     Http1,
     /// An HTTP/2 stream.
     Http2(Incoming),
@@ -86,8 +86,8 @@ impl From<ProxyError> for SendError {
 }
 
 impl UpstreamConnection {
-    /// Creates a connection that uses `protocol`. It counts towards the endpoint's connection limit
-    /// until `slot` is dropped.
+    /// Creates a connection that uses `protocol`. The connection counts towards the endpoint's
+    /// connection limit until `slot` is dropped.
     pub(crate) fn new(protocol: Protocol, slot: ConnectionSlot, settings: &Proxy) -> Self {
         Self {
             protocol,
@@ -114,8 +114,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Returns whether requests are in flight on the connection. Even a pooled HTTP/2 connection
-    /// may have requests in flight.
+    /// Returns whether requests are in flight on the connection. A pooled HTTP/2 connection may
+    /// also have requests in flight.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(&self.protocol, Protocol::Http2(connection) if connection.is_busy())
     }
@@ -337,7 +337,7 @@ fn is_disconnect(error: &hyper::Error) -> bool {
     cause.is_some_and(|cause| is_disconnect_kind(cause.kind()))
 }
 
-/// Copies `request` for a retry, if it is idempotent and has no body.
+/// Copies `request` for a retry, if the request is idempotent and has no body.
 fn copy_for_retry(request: &Request<Upload>) -> Option<Box<Request<Upload>>> {
     if !is_repeatable(request.method(), !request.body().is_end_stream()) {
         return None;
@@ -360,7 +360,7 @@ fn bad_response(error: impl Display) -> ProxyError {
 enum BodySender {
     /// The task that waits for the response also sends the body.
     SameTask,
-    /// Another task sends the body. It must wake the task that waits for the response.
+    /// Another task sends the body. That task must wake the task that waits for the response.
     OtherTask,
 }
 
@@ -408,7 +408,7 @@ mod tests {
         for sends_for in [0, 1, 2, 7] {
             let progress = UploadProgress::started();
             let sent = progress.clone();
-            // Like an HTTP/2 body, this body is sent by another task.
+            // As with an HTTP/2 body, another task sends this body.
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(sends_for)).await;
                 sent.end();

@@ -1,5 +1,5 @@
 //! Load balancing and retries: sends a request to the endpoint with the fewest requests in flight,
-//! and to another endpoint if the first one does not accept it.
+//! and to another endpoint if the first endpoint does not accept it.
 
 use std::sync::{
     Arc,
@@ -23,8 +23,8 @@ use crate::{
     request_body::{Upload, UploadProgress},
 };
 
-/// The load balancing state of one request. It holds the settings that were active when the request
-/// arrived.
+/// The load balancing state of one request. The dispatcher holds the settings that were active when
+/// the request arrived.
 pub(crate) struct Dispatcher {
     pub(crate) current: Arc<RuntimeConfig>,
     worker: usize,
@@ -248,7 +248,8 @@ impl Dispatcher {
         }
     }
 
-    /// Creates the checkout of `connection` for this request, and applies the request's settings.
+    /// Creates the checkout of `connection` for the request, and applies the settings of the
+    /// request.
     fn checkout(&self, mut connection: Box<UpstreamConnection>, active: ActiveRequest) -> Checkout {
         connection.update_settings(&self.current.settings);
         Checkout {

@@ -28,7 +28,7 @@ use crate::error::ProxyError;
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) address: EndpointAddress,
-    /// The active settings. A reload replaces them.
+    /// The active settings. A reload replaces the settings.
     settings: ArcSwap<EndpointSettings>,
     has_health_checks: AtomicBool,
     connections: ConnectionCount,
@@ -74,8 +74,8 @@ impl Endpoint {
         self.pool.retire();
     }
 
-    /// Marks active health checks as running, if they are configured. Returns true if they were not
-    /// running before, so that the caller must start them.
+    /// Marks active health checks as running, if they are configured. Returns true if the checks
+    /// were not running before, so that the caller must start them.
     pub(crate) fn claim_health_checks(&self) -> bool {
         self.settings().health.is_some() && !self.has_health_checks.swap(true, Ordering::SeqCst)
     }
@@ -118,7 +118,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// - [`ProxyError::Full`] if the endpoint is at its connection limit.
-    /// - [`ProxyError::Local`] if this machine is out of resources.
+    /// - [`ProxyError::Local`] if the proxy's machine is out of resources.
     /// - [`ProxyError::ConnectTimeout`] if the connection is not open by the time `until`.
     /// - [`ProxyError::Unreachable`] if the attempt fails for another reason.
     pub(crate) async fn connect(

@@ -25,8 +25,8 @@ enum FailureState {
     HealthySince(Instant),
     /// The endpoint is failing. The failure was logged at this time.
     Logged(Instant),
-    /// The endpoint is failing again, but this has not been logged yet, because the last failure
-    /// message was less than a minute before. The value is the time of that message.
+    /// The endpoint is failing again, but no log message says so, because the last failure message
+    /// was less than a minute before. The value is the time of the last failure message.
     Suppressed(Instant),
 }
 

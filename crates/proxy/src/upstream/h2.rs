@@ -3,8 +3,8 @@
 //!
 //! hyper would accept any number of requests and queue the requests above the upstream's
 //! `SETTINGS_MAX_CONCURRENT_STREAMS`. The proxy could then not distinguish a queued request from a
-//! request to which the upstream does not respond. Therefore this module counts the streams, and
-//! another connection is opened when all streams are in use.
+//! request to which the upstream does not respond. Therefore, this module counts the streams, and
+//! the proxy opens another connection when all streams are in use.
 
 use std::{
     future::{Future, poll_fn},
@@ -49,8 +49,8 @@ use crate::{
 /// window exceeds [`MAX_STREAMS`] stream windows, so that unread responses never block other
 /// responses.
 ///
-/// As a result, slow clients can cause up to 25 MiB of response data to be buffered per connection,
-/// which is 25 GiB for 1,024 connections to an upstream.
+/// As a result, slow clients can cause up to 25 MiB of buffered response data per connection, which
+/// is 25 GiB for 1,024 connections to an upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
@@ -117,7 +117,7 @@ impl Http2Connection {
     }
 
     /// Returns whether the connection is closed. Also returns true for a suspect connection without
-    /// requests in flight, because no response can then show that the connection is alive.
+    /// requests in flight, because no response can then show that the connection works.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }

@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{headers::target, request_body::Upload};
 
-/// Starts those active health checks that are configured in `current` but not running yet. The
-/// checks of an endpoint run until they are no longer configured.
+/// Starts the active health checks that are configured in `current` and not running yet. The checks
+/// of an endpoint run until they are no longer configured.
 pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
     for endpoint in current.load().upstreams.endpoints() {
         if endpoint.claim_health_checks() {
@@ -39,7 +39,7 @@ pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
 }
 
 /// Runs the active health checks of an endpoint, until the endpoint is removed or the checks are no
-/// longer configured. Each check uses the settings that are active when it starts.
+/// longer configured. Each check uses the settings that are active at its start.
 async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
     let mut streak = CheckStreak::default();
     while let (Some(endpoint), Some(current)) = (endpoint.upgrade(), current.upgrade()) {
@@ -59,8 +59,8 @@ async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // Ignore a check that failed because this machine is out of resources: the endpoint is
-            // not at fault.
+            // Ignore a check that failed because the proxy's machine is out of resources, because
+            // the endpoint is not at fault.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
                 tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: this host has no free file descriptor, port or memory");
                 let interval = check.interval;

@@ -1,15 +1,15 @@
 //! Limits the number of interim responses (1xx) from an HTTP/2 upstream.
 //!
 //! h2 queues interim responses, and hyper's client drops them without notifying its caller.
-//! Therefore this module counts interim responses by their HTTP/2 frames. The limit is the same as
+//! Therefore, this module counts interim responses by their HTTP/2 frames. The limit is the same as
 //! for HTTP/1.1 upstreams.
 //!
 //! To fail a stream that exceeds the limit, this module inserts a `RST_STREAM` into the bytes from
 //! the upstream. The inserted frame precedes the first response head above the limit. When h2 then
 //! reads this head, it sends a reset for the stream to the upstream. The other streams continue.
 //!
-//! If the upstream ignores the resets, the whole connection fails. The failure of its other
-//! requests is not counted as an endpoint failure.
+//! If the upstream ignores the resets, the whole connection fails. The failures of the other
+//! requests on the connection do not count as endpoint failures.
 
 use std::{
     collections::HashMap,
@@ -35,8 +35,8 @@ const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 
 /// The maximum number of excess heads: response heads above the limit that do not reset their
 /// stream. A head cannot reset its stream if the stream was already reset, or if h2 has already
-/// read the first part of the head's frame header. h2 replies to each head that follows a reset,
-/// and would itself fail the connection after 1,024 such heads.
+/// read the first part of the head's frame header. The library h2 replies to each head that follows
+/// a reset, and would itself fail the connection after 1,024 such heads.
 const MAX_EXCESS_HEADS: u32 = 500;
 
 /// A byte stream to an upstream that resets HTTP/2 streams with too many interim responses.
@@ -194,8 +194,8 @@ fn rst_stream(stream: u32) -> [u8; 13] {
     [0, 0, 4, kind, 0, a, b, c, d, 0, 0, 0, 0xb]
 }
 
-/// Returns an error that is treated as a disconnect. Other requests on the connection are retried
-/// if they are idempotent and have no body.
+/// Returns an error that counts as a disconnect. Other requests on the connection are retried if
+/// they are idempotent and have no body.
 fn aborted(error: TooManyInterim) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, error)
 }
@@ -361,7 +361,7 @@ mod tests {
         stream
     }
 
-    /// Checks the order of the errors: first, the stream above the limit is reset. Only then, the
+    /// Checks the order of the errors: first, the stream above the limit is reset. After that, the
     /// connection fails for the other streams.
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_ignores_resets_loses_the_connection() {

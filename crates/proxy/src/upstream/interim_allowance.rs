@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum number of interim responses in a burst. One more interim response is allowed per
+/// The maximum number of interim responses in a burst. One more interim response is allowed every
 /// [`REFILL_INTERVAL`].
 pub(super) const MAX_INTERIM_RESPONSES: u32 = 100;
 

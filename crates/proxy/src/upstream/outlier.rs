@@ -10,8 +10,8 @@
 //! since.
 //!
 //! Ejected endpoints receive no requests while the upstream has a healthy endpoint. If no endpoint
-//! is healthy, all endpoints receive requests. Endpoints that fail their active health checks
-//! (`health_check.rs`) are treated in the same way.
+//! is healthy, all endpoints receive requests. An endpoint that fails its active health checks
+//! (`health_check.rs`) also receives no requests while another endpoint is healthy.
 
 use std::{
     error::Error,
@@ -41,8 +41,8 @@ pub(crate) struct EndpointHealth {
     unavailable: AtomicU8,
     /// The number of consecutive failed requests.
     failures: AtomicU32,
-    /// Whether a failure was recorded since the last success. Thanks to this flag, a success
-    /// usually takes only one atomic load.
+    /// Whether a failure was recorded since the last success. With this flag, a success usually
+    /// takes only one atomic load.
     has_failed: AtomicBool,
     ejections: AtomicU64,
     /// The numbers of failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
@@ -165,12 +165,12 @@ impl EndpointHealth {
         self.checks[result as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Marks the endpoint as down. Returns true if it was up.
+    /// Marks the endpoint as down. Returns true if the endpoint was up.
     pub(super) fn mark_down(&self) -> bool {
         self.unavailable.fetch_or(DOWN, Ordering::Relaxed) & DOWN == 0
     }
 
-    /// Marks the endpoint as up. Returns true if it was down.
+    /// Marks the endpoint as up. Returns true if the endpoint was down.
     pub(super) fn mark_up(&self) -> bool {
         self.unavailable.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
     }

@@ -1,9 +1,8 @@
 //! The connection pool of an endpoint.
 //!
 //! Every worker has its own shard of the pool, because a connection stays on the worker that opened
-//! it. Therefore a shard's lock is uncontended, with one exception: a worker that has reached the
-//! connection limit may close another worker's idle connection, to make room for a connection of
-//! its own.
+//! it. Therefore, a shard's lock is uncontended, with one exception: a worker that has reached the
+//! connection limit may close another worker's idle connection.
 
 use std::{
     sync::{
@@ -81,8 +80,8 @@ impl ConnectionPool {
         }
     }
 
-    /// Returns a pooled connection of `worker`. For HTTP/1.1, this is the most recently used
-    /// connection that has not exceeded the idle timeout at `now`. For HTTP/2, it is a connection
+    /// Returns a pooled connection of `worker`. For HTTP/1.1, returns the most recently used
+    /// connection that has not exceeded the idle timeout at `now`. For HTTP/2, returns a connection
     /// with a free stream.
     pub(super) fn take(
         &self,
@@ -111,7 +110,7 @@ impl ConnectionPool {
     }
 
     /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
-    /// has permission. A request that arrives before the connection is open waits for this
+    /// gets permission. A request that arrives before the connection is open waits for this
     /// connection and then shares it, instead of opening another connection.
     pub(super) async fn wait_to_open(
         &self,
@@ -135,7 +134,8 @@ impl ConnectionPool {
     }
 
     /// Removes an idle connection from the pool and returns it, so that the caller can close it.
-    /// This is the longest-idle connection of the first worker that has an idle connection.
+    /// The evicted connection is the longest-idle connection of the first worker that has an idle
+    /// connection.
     pub(super) fn evict_idle(&self) -> Option<Box<UpstreamConnection>> {
         self.workers.iter().find_map(|worker| {
             let mut pooled = lock(worker);

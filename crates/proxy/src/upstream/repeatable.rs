@@ -2,8 +2,8 @@
 
 use http::Method;
 
-/// Returns whether a request may be sent twice: the request must be idempotent and have no body.
-/// Such a request is sent again if a reused connection closes before the first byte of the
+/// Returns whether a request may be sent twice: the request must be idempotent and have no body. A
+/// repeatable request is sent again if a reused connection closes before the first byte of the
 /// response.
 pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
     method.is_idempotent() && !has_body

@@ -1,6 +1,6 @@
 //! The retry policy for requests that received no response.
 //!
-//! This module only makes the decision: `send_with_retries` in `dispatch.rs` carries out the retry,
+//! This module only makes the decision. `send_with_retries` in `dispatch.rs` carries out the retry,
 //! and `repeatable.rs` determines which requests are repeatable (may be processed twice).
 //!
 //! | the state of the request | the action |
@@ -18,7 +18,7 @@ use crate::error::ProxyError;
 
 /// The maximum number of stale pooled connections after which a request can still be sent to the
 /// same endpoint. Stale connections to all endpoints are counted together. After one more stale
-/// connection, the request is sent to another endpoint. This limit matters only for HTTP/2: after a
+/// connection, the request is sent to another endpoint. The limit matters only for HTTP/2: after a
 /// stale HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
@@ -66,8 +66,8 @@ pub(super) fn decide<R>(error: SendError<R>, attempt: FailedAttempt) -> RetryDec
             (Ok(Resend::AnyEndpoint(request)), None)
         }
         (SendError::Retryable(request), _) => (Ok(Resend::OtherEndpoint(request)), None),
-        // If the client aborted its request body, the abort explains the missing response, so the
-        // endpoint has not failed.
+        // If the client aborted its request body, the endpoint has not failed, because the abort
+        // explains the missing response.
         (_, Some(upload_error)) => (Err(upload_error), None),
         (SendError::Lost, None) => (Err(ProxyError::BadResponse), None),
         (SendError::Failed(error), None) => (Err(error), Some(error)),

@@ -92,7 +92,7 @@ fn of_the_system(
     upstream: &tidegate_config::UpstreamConfig,
 ) -> Result<RootCertStore, TrustAnchorError> {
     let mut roots = RootCertStore::empty();
-    // Certificates that do not parse are skipped. Most TLS clients behave in the same way.
+    // Certificates that do not parse are skipped. Most TLS clients also skip such certificates.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
         return Err(TrustAnchorError::None {

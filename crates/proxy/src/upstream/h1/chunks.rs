@@ -40,7 +40,7 @@ pub(super) enum Piece {
 
 impl ChunkDecoder {
     /// Decodes the next part of the body from `received`. A trailer section of more than `max`
-    /// bytes is an error. These bytes include the empty line at its end.
+    /// bytes is an error. The empty line at the end counts towards these bytes.
     pub(super) fn next(
         &mut self,
         received: &mut BytesMut,

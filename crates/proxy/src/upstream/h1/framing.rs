@@ -21,12 +21,12 @@ pub(super) enum Framing {
     /// A body with a `Content-Length`. The value is the number of remaining bytes.
     Length(u64),
     Chunked,
-    /// A body that ends when the connection closes. Only responses have such bodies.
+    /// A body that ends when the connection closes. Only responses can have such bodies.
     Close,
 }
 
 impl Framing {
-    /// Returns the framing of this request body. The `headers` of the request must not contain
+    /// Returns the framing of a request body. The `headers` of the request must not contain
     /// `Transfer-Encoding`.
     pub(super) fn of_request(headers: &HeaderMap, body: &impl Body) -> Self {
         if body.is_end_stream() {
@@ -51,8 +51,8 @@ impl Framing {
         let is_bodiless = status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if status == StatusCode::NO_CONTENT {
-            // A 204 response must not have a `Content-Length` (RFC 9110, section 8.6). With one, an
-            // HTTP/2 client would wait for a body.
+            // A 204 response must not have a `Content-Length` (RFC 9110, section 8.6). If the
+            // response had one, an HTTP/2 client would wait for a body.
             lookup::remove(response.headers_mut(), &CONTENT_LENGTH);
         }
         if has_no_body || is_bodiless {
@@ -63,8 +63,8 @@ impl Framing {
         }
         let mut codings = response.headers().get_all(TRANSFER_ENCODING).iter();
         match (codings.next(), codings.next()) {
-            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding` from the response,
-            // so the client could not decode any other transfer coding.
+            // Accept only `chunked`. The proxy removes `Transfer-Encoding` from the response, so
+            // the client could not decode any other transfer coding.
             (Some(coding), None)
                 if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
                     && response.version() == Version::HTTP_11 =>
@@ -140,7 +140,7 @@ fn number(value: &HeaderValue) -> Option<u64> {
     digits(value.as_bytes())
 }
 
-/// Parses a decimal number. Unlike `str::parse`, this function accepts no sign.
+/// Parses a decimal number. Unlike `str::parse`, this function does not accept a sign.
 fn digits(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;

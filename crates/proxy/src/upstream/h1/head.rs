@@ -36,7 +36,8 @@ impl HeadLimits {
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 
-/// The maximum length of a cached line in bytes. It limits the memory that an idle connection uses.
+/// The maximum length of a cached line in bytes. This maximum limits the memory that an idle
+/// connection uses.
 const MAX_CACHED_LINE_BYTES: usize = 256;
 
 struct CachedHeaderLine {

@@ -1,9 +1,9 @@
 //! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
-//! through channels. In the proxy, both sockets belong to one thread, and these channels and tasks
-//! would take a fifth of its CPU time (ADR 0006). With this module, the task of the client
-//! connection reads and writes the upstream socket directly.
+//! through channels. Both sockets of a proxied request belong to one thread, so these channels and
+//! tasks would only take a fifth of the proxy's CPU time (ADR 0006). With this module, the task of
+//! the client connection reads and writes the upstream socket directly.
 //!
 //! ```text
 //! start      sets the request to send; the body is sent as it arrives
@@ -57,8 +57,8 @@ const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
 /// A socket to an upstream, plaintext or TLS.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
-    /// Returns true only if it is certain that there is nothing to read. Makes a system call only
-    /// if the async runtime has recorded that the socket is readable.
+    /// Returns true only if there is certainly nothing to read. Makes a system call only if the
+    /// async runtime has recorded that the socket is readable.
     fn is_quiet(&self) -> bool;
 }
 
@@ -151,15 +151,15 @@ impl Http1Connection {
     }
 
     /// Returns whether the upstream has closed the connection or has sent data without a request.
-    /// This check makes no system call if the connection is quiet.
+    /// The check makes no system call if the connection is quiet.
     pub(crate) fn probe_closed(&mut self) -> bool {
         if self.stream.get_ref().is_quiet() {
             return false;
         }
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
-        // If the task has used up its cooperative budget, tokio returns `Pending` without checking
-        // the socket. The socket's state is then unknown, so treat the connection as closed.
+        // If the task has used up its cooperative budget, tokio returns `Pending` and does not
+        // check the socket. The socket's state is then unknown, so treat the connection as closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
 
@@ -344,8 +344,8 @@ impl Http1Connection {
     /// Sends as much of the request as possible. Returns an error if the client aborts the body, or
     /// if the upstream has not accepted a single byte.
     ///
-    /// An upstream that stops reading after that may still have sent a response. In this case, this
-    /// function returns no error, and the request fails only if no response can be read.
+    /// An upstream that stops reading after that may still have sent a response. The function then
+    /// returns no error, and the request fails only if no response can be read.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());
