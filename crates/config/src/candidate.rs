@@ -11,7 +11,8 @@ use super::{Config, Identity, Mistake, ReadError, report::Report, value::Fields}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CandidateConfig {
     /// `rules`: the rules file with the candidate rules. The path is relative to the server's
-    /// working directory. Only the sections `rules`, `allow` and `defaults` of this file are used.
+    /// working directory. Only the sections `rules`, `allow` and `defaults` of this file have an
+    /// effect.
     pub file: PathBuf,
     /// `until`: the time until which the candidate rules are evaluated; `None` means indefinitely.
     pub until: Option<Timestamp>,
@@ -19,7 +20,7 @@ pub struct CandidateConfig {
 
 impl CandidateConfig {
     /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
-    /// file for identifying clients. These settings also apply to the candidate rules.
+    /// file for identifying clients. The same settings apply to the candidate rules.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! Conditions in `when` and `allow`, in two forms. The raw form keeps the conditions as written in
 //! the rules file, with the line of every part. The converted form is used to evaluate rules.
 //!
-//! For example, reading a value creates a [`RawPattern`]. The lints check it, and the code that
-//! reads rules converts it to a [`Pattern`].
+//! For example, reading a value creates a [`RawPattern`]. The lints check the [`RawPattern`], and
+//! the code that reads rules converts it to a [`Pattern`].
 
 use std::borrow::Cow;
 
@@ -115,8 +115,8 @@ pub(crate) struct PatternProblem<'r> {
     problem: String,
 }
 
-/// Reads a map of conditions, all of which must hold. It contains conditions on entries, and an
-/// optional schedule. Returns the conditions as written, and the parsed conditions, which are
+/// Reads a map of conditions, all of which must hold. The map contains conditions on entries, and
+/// an optional schedule. Returns the conditions as written, and the parsed conditions, which are
 /// `None` if the map is invalid.
 pub(super) fn when<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
@@ -215,7 +215,7 @@ impl<'n> RawPattern<'n> {
     }
 
     /// Converts the pattern to a [`Pattern`]. If the pattern is invalid, returns the problems that
-    /// have not been reported yet. If all of them have been reported, the returned list is empty.
+    /// have not been reported yet. The returned list is empty if all problems have been reported.
     pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
         match self {
             Self::Unreadable => Err(Vec::new()),
@@ -407,7 +407,7 @@ impl TextOperator {
     }
 }
 
-/// Returns all converted patterns. If at least one pattern has problems, returns all problems
+/// Returns all converted patterns. If at least one pattern has a problem, returns all problems
 /// instead.
 fn all<'r>(
     converted: impl Iterator<Item = Result<Pattern, Vec<PatternProblem<'r>>>>,

@@ -125,7 +125,7 @@ impl EventType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventsConfig {
     /// `near_limit`: an event is sent when a key has used this percentage of a limit, 50 to 99;
-    /// default 80. `None` means that these events are disabled (`near_limit: off`).
+    /// default 80. `None` turns these events off (`near_limit: off`).
     pub near_limit_percent: Option<u32>,
     /// `surges`: whether surges are detected; default true.
     pub surges: bool,
@@ -179,7 +179,8 @@ pub struct EventFile {
 /// An HTTP endpoint to which events are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookConfig {
-    /// `url`: the URL of the endpoint. It can contain credentials, so it is not logged in full.
+    /// `url`: the URL of the endpoint. The URL can contain credentials, so it is not logged in
+    /// full.
     pub url: String,
     /// `secret` or `secret_env`: the signing secret. Never [`Password::None`].
     pub secret: Password,
@@ -355,7 +356,7 @@ fn webhook_url(value: &Value<'_>, report: &mut Report) -> Option<String> {
 }
 
 /// Reads event types. Each item is the name of an event type, or a prefix followed by `*`, which
-/// stands for all event types with this prefix.
+/// means all event types with this prefix.
 fn event_types(value: &Value<'_>, report: &mut Report) -> Vec<EventType> {
     let text = value.scalar().unwrap_or_default();
     if let Some(prefix) = text.strip_suffix('*') {

@@ -20,7 +20,7 @@ pub enum ReadError {
         /// The file system error.
         source: io::Error,
     },
-    /// The file was read, but its content is invalid.
+    /// The file was read, and its content is invalid.
     #[error("{path} has {} error{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
     Invalid {
         /// The path of the file.
@@ -67,7 +67,7 @@ impl Config {
     /// Returns every error in the content.
     pub fn parse_file(text: &str) -> Result<Self, Vec<Mistake>> {
         // An editor may truncate the file before it writes the new content. Without this check, a
-        // reload in between could read an empty file and remove all limits.
+        // reload could read the empty file and remove all limits.
         if says_nothing(text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(vec![Mistake {

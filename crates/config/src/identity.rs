@@ -97,8 +97,8 @@ fn header(value: &Value<'_>, report: &mut Report) -> Option<AddressHeader> {
     header
 }
 
-/// Reads the derived entries. For each of them, returns its name, and the part of another entry
-/// from which it is derived.
+/// Reads the derived entries. For each derived entry, returns its name, and the part of another
+/// entry from which it is derived.
 fn derived_entries(
     value: &Value<'_>,
     report: &mut Report,

@@ -97,7 +97,7 @@ fn hash(key: &hmac::Key, value: &[u8]) -> String {
     shown
 }
 
-/// Omits the secret, so that it never reaches a log.
+/// Omits the secret, so that no log contains the secret.
 impl fmt::Debug for KeyMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_hashed() { "Hashed" } else { "Plain" })

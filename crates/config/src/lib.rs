@@ -203,8 +203,8 @@ impl ListenAddresses {
     }
 }
 
-/// The settings of a listener, except for its address. They can be set if the listener's value in
-/// the file is a map instead of an address.
+/// The settings of a listener, except for its address. A map as the listener's value in the file,
+/// instead of an address, can contain these settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenerConfig {
@@ -402,11 +402,11 @@ pub struct Identity {
     /// `clients`: the proxies trusted to report the client's address. By default, only the proxy
     /// that sends the forward-auth request is trusted.
     pub trust: Trust,
-    /// `entries`: the derived entries. Each has a name, and is derived from a part of another
-    /// entry.
+    /// `entries`: the derived entries. Each derived entry has a name, and is derived from a part of
+    /// another entry.
     pub derived: Vec<(Box<str>, DerivedEntry)>,
-    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. This field is set by the code
-    /// that starts the server and opens the `geoip` databases.
+    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. The code that starts the
+    /// server opens the `geoip` databases and sets this field.
     pub geoip: Option<Arc<dyn GeoIpSource>>,
 }
 
@@ -588,8 +588,8 @@ impl Config {
         config.warnings = report.finish()?;
         Ok(config)
     }
-    /// Reads all sections of `file`. Some sections are also kept as written, because they are
-    /// needed in this form to read other sections or for the lints.
+    /// Reads all sections of `file`. Some sections are also kept as written, because the lints or
+    /// the code that reads other sections need this form.
     fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
         (self.admin_token, self.operator_tokens) = listen::admin_tokens(file, report);
         let raw_listen;

@@ -156,8 +156,8 @@ fn raw_limit(
 }
 
 /// Creates the limit from `spec`, which was read from `value`. For a limit in the full form,
-/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. They
-/// have already been reported, so they are not reported as missing too.
+/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. Such
+/// fields have already been reported, so do not report them as missing too.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -181,9 +181,9 @@ pub fn build(
     None
 }
 
-/// Returns whether a field is missing only because of an error that has already been reported. This
-/// is the case if the file contains the field, but it could not be read. In place of `window`, the
-/// file may also contain `anchor`.
+/// Returns whether a field is missing only because of an error that has already been reported. In
+/// this case, the file contains the field, but the field could not be read. In place of `window`,
+/// the file may also contain `anchor`.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
@@ -200,8 +200,8 @@ fn has_unread_field(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
     spec.algorithm.is_none() && names.any(|name| is_unread(&name))
 }
 
-/// Reads the full form of a limit. Also returns the limit's algorithm, which is set in the limit
-/// itself or inherited.
+/// Reads the full form of a limit. Also returns the limit's algorithm, which the limit itself sets
+/// or inherits.
 #[must_use]
 pub fn full_form(
     fields: &Fields<'_>,
@@ -303,8 +303,8 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
-    // If the calendar unit is missing or invalid, assume the longest unit. In this way, values that
-    // are invalid for every unit are reported as well.
+    // If the calendar unit is missing or invalid, assume the longest unit. With the longest unit,
+    // values that are invalid for every unit are also reported.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for error in Calendar::errors(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);

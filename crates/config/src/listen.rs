@@ -519,7 +519,7 @@ fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToke
     })
 }
 
-/// Reads a secret that one of two keys can set. Reports an error if both keys are set.
+/// Reads a secret that either of two keys can set. Reports an error if both keys are set.
 pub(super) fn secret(fields: &Fields<'_>, keys: SecretKeys, report: &mut Report) -> AdminToken {
     match (fields.get(keys.literal), fields.get(keys.variable)) {
         (Some(token), Some(env)) => {

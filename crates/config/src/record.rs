@@ -15,11 +15,11 @@ const MAX_BYTES: usize = 1 << 40;
 pub struct RecordConfig {
     /// `to`: the file. The path is relative to the server's working directory.
     pub to: PathBuf,
-    /// `sample`: the sampling percentage, 1 to 100; default 100. Without `by`, it is a percentage
-    /// of the requests. With `by`, it is a percentage of the values of that entry.
+    /// `sample`: the sampling percentage, 1 to 100; default 100. Without `by`, `sample` is a
+    /// percentage of the requests. With `by`, `sample` is a percentage of the values of the entry.
     pub sample_percent: u32,
     /// `by`: the entry whose values are sampled. All requests with a sampled value are recorded. If
-    /// this field is `None`, each request is sampled independently.
+    /// `by` is `None`, each request is sampled independently.
     pub by: Option<String>,
     /// `hash`: the entries whose values are recorded as keyed hashes.
     pub hash: Vec<String>,

@@ -19,12 +19,12 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
 // A decision that waits for Redis until the timeout is then made by the local store, with a
-// timestamp from before the wait. Even with the longest timeout, the local store must not conclude
-// from such an old timestamp that the clock was set back.
+// timestamp from before the wait. Even with the longest timeout, this timestamp must not be so old
+// that the local store concludes that the clock was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
-/// The maximum of `store.denial_cache_ttl`. This setting is the time for which a cached denial is
-/// used without calling Redis.
+/// The maximum of `store.denial_cache_ttl`. For this time, a cached denial is used without calling
+/// Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
 /// The maximum number of connections to one server.

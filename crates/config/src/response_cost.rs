@@ -103,8 +103,9 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
             text.scalar.span.wrong(report, problem(&what));
         }
     }
-    // The loop above checks each string separately, and skips regular expressions. Also check a map
-    // of operators as a whole, because it may be that no status meets all of its operators.
+    // The loop above checks each string separately, and skips regular expressions. Check a map of
+    // operators as a whole too, because each operator can match some status although no status
+    // matches all of them.
     if let RawPattern::AllOf(_) = &condition.pattern
         && condition
             .pattern

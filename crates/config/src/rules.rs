@@ -99,7 +99,7 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
     let plans = plans::plans(file, report);
     let values = file.get("rules").and_then(|rules| {
         // The value may be null because the list was commented out or a template was empty. Reject
-        // it, so that the server does not accidentally run without any limits.
+        // a null value, so that the server does not accidentally run without any limits.
         if rules.is_null() {
             rules.wrong(report, "has no value; write `rules: []` to limit nothing");
         }
@@ -137,7 +137,7 @@ fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Rep
     }
 }
 
-/// Reads `defaults.algorithm`. Returns its position in the file and the algorithm.
+/// Reads `defaults.algorithm`. Returns the algorithm and its position in the file.
 fn default_algorithm(
     file: &Fields<'_>,
     report: &mut Report,
@@ -353,7 +353,7 @@ impl Parts<'_> {
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked
     /// together with valid values for the other fields. Fields that could not be read are not
-    /// checked. They have already been reported.
+    /// checked. These fields have already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
             self.name.map(|name| Rule::new(name, valid_limits())),

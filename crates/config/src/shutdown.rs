@@ -25,9 +25,9 @@ pub struct ShutdownConfig {
     /// 1 ms to an hour; default 10 s.
     pub drain: Duration,
     /// `shutdown.handover`: how long an upgrade waits for requests in progress, 1 ms to a minute;
-    /// default 1 s. With the memory store, it waits twice: until HTTP/2 connections have closed,
-    /// while new connections wait, and then until all requests are decided, while all further
-    /// requests wait.
+    /// default 1 s. With the memory store, an upgrade waits twice: until HTTP/2 connections have
+    /// closed, while new connections wait, and then until all requests are decided, while all
+    /// further requests wait.
     pub handover: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! Typed access to the values in a rules file. Each value has a path, such as `rules[0].name`,
-//! which is shown in messages.
+//! Typed access to the values in a rules file. Messages show the path of each value, such as
+//! `rules[0].name`.
 
 use std::collections::HashSet;
 
@@ -286,7 +286,7 @@ impl<'n> Value<'n> {
     }
 
     /// Returns only the fields in `known`. Other keys are neither returned nor reported, because
-    /// they are read elsewhere.
+    /// other code reads them.
     #[must_use]
     pub fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {
         let mut fields = self.entries(|_| {})?;
@@ -402,8 +402,8 @@ impl<'n> Fields<'n> {
     }
 
     /// Returns whether the map contains the field `name`, possibly under a misspelt or old name.
-    /// Such a field has already been reported as unknown, so callers do not report `name` as
-    /// missing too.
+    /// The misspelt or old name has already been reported as unknown, so callers do not report
+    /// `name` as missing too.
     pub(crate) fn tries(&self, name: &str) -> bool {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }

@@ -5,7 +5,7 @@
 //! small file to a very large tree. The parser does not interpret scalars: the code that reads a
 //! scalar determines whether it is a number or a string.
 //!
-//! The `saphyr-parser` crate parses the syntax. This module builds its own tree so that all errors
+//! The `saphyr-parser` crate parses the syntax. This module builds its own tree, so that all errors
 //! in a file can be reported at once, each with its line. A serde deserializer would stop at the
 //! first error.
 
@@ -24,7 +24,7 @@ const MAX_NODES: usize = 4_000_000;
 /// How strictly a file is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// The dialect of rules files: one document, no aliases, and no repeated keys.
+    /// The dialect of rules files allows one document, no aliases, and no repeated keys.
     Strict,
     /// The dialect of files that were written for a permissive YAML 1.1 reader. If a file has
     /// several documents, the first document is used. If a key is repeated, its last value is used.
@@ -54,7 +54,7 @@ pub struct Node<'t> {
 /// The content of a value.
 #[derive(Clone, Debug)]
 pub enum Content<'t> {
-    /// There is no value: `~`, `null`, or nothing at all.
+    /// The value is missing: `~`, `null`, or nothing at all.
     Empty,
     /// An unquoted scalar.
     Plain(Cow<'t, str>),
@@ -324,8 +324,8 @@ impl Node<'_> {
         }
     }
 
-    /// Returns the pairs that a merge key with this node as its value adds. For a map, these are
-    /// its pairs. For a list of maps, these are the pairs of all maps in the list.
+    /// Returns the pairs that a merge key with this node as its value adds. For a map, the result
+    /// is its pairs. For a list of maps, the result is the pairs of all maps in the list.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
             Content::Map(pairs) => pairs,

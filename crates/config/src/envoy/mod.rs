@@ -1,5 +1,5 @@
-//! `envoy`: Envoy's rate limit service. Its rules come from files in envoyproxy/ratelimit's format,
-//! from Limitador's limits file, or from a control plane.
+//! `envoy`: Envoy's rate limit service. The rules of the service come from files in
+//! envoyproxy/ratelimit's format, from Limitador's limits file, or from a control plane.
 
 mod settings;
 mod xds;

@@ -231,8 +231,8 @@ impl XdsBackoff {
         let doubled = first.as_micros().saturating_mul(factor);
         let wait = doubled.min(self.max.as_micros());
         let part = self.random_factor.of(wait);
-        // The product of two 64-bit numbers fits in a u128. Its upper half is a random number from
-        // 0 to `2 * part`.
+        // The product of two 64-bit numbers fits in a u128. The upper half of the product is a
+        // random number from 0 to `2 * part`.
         let extra = (u128::from(random) * (2 * u128::from(part) + 1)) >> 64;
         let extra = u64::try_from(extra).unwrap_or(0);
         let wait = (wait - part).saturating_add(extra);

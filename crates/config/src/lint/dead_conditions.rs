@@ -168,7 +168,7 @@ fn provided<'c>(config: &'c Config, headroom_entries: &'c [String]) -> Vec<&'c s
 
 /// Returns a warning for an entry whose name differs from a standard entry only in letter case.
 /// Forward-auth and the proxy never derive such an entry. Only a client of the HTTP or RESP
-/// listener could send it.
+/// listener could send such an entry.
 fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -193,8 +193,8 @@ const PREFIXES: [(&str, &str); 8] = [
     ("header-", "header."),
 ];
 
-/// Names that other software uses for the standard entries, each with the name of that entry. They
-/// are in lower case, with `_` between words.
+/// Names that other software uses for the standard entries, each with the name of that entry. The
+/// names are in lower case, with `_` between words.
 const SYNONYMS: [(&str, &str); 17] = [
     ("client_ip", "ip"),
     ("client_addr", "ip"),
@@ -225,8 +225,8 @@ const HEADERS: [&str; 5] = [
 ];
 
 /// Returns the entry that the author probably meant by `entry`. Recognises a header name without a
-/// prefix (`X-Customer`), a header with an incorrect prefix (`Header.x-customer`), and a name that
-/// other software uses for a standard entry (`remote_addr`).
+/// prefix (`X-Customer`), a header with an incorrect prefix (`Header.x-customer`), and another
+/// program's name for a standard entry (`remote_addr`).
 fn named_otherwise(entry: &str) -> Option<String> {
     let lower = entry.to_ascii_lowercase();
     if let Some((wrong, right)) = PREFIXES.iter().find(|(wrong, _)| lower.starts_with(wrong)) {
@@ -259,13 +259,13 @@ const WORDS: [&str; 8] = [
 /// If a file contains more distinct names than this number, they are not compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
-/// All known entry names, for finding misspelt names and the names that their authors meant. They
-/// are needed if a listener accepts any entries from its clients. In this case, an unknown name is
-/// not necessarily an error.
+/// All known entry names, for finding misspelt names and the names that their authors meant. These
+/// names are needed if a listener accepts any entries from its clients. At such a listener, an
+/// unknown name is not necessarily an error.
 struct EntryNames<'p, 'c> {
     /// The entries that the proxy provides or this file defines.
     provided: &'p [&'p str],
-    /// The names that rules use. For each name: its number of uses, and the position of its first
+    /// The names that rules use. Each name has its number of uses, and the position of its first
     /// use among all uses.
     used: HashMap<&'c str, (usize, usize)>,
     /// Maps each name in lower case to the spelling of this name that rules use most often.
@@ -352,8 +352,8 @@ impl<'p, 'c> EntryNames<'p, 'c> {
     }
 
     /// Returns a similar name that rules use more often than `entry`. If both names are used
-    /// equally often, the name that is first used earlier in the file counts as the more common
-    /// one.
+    /// equally often, the name whose first use is earlier in the file counts as the more common
+    /// name.
     fn more_used(&self, entry: &str) -> Option<&'c str> {
         if self.used.len() > MAX_COMPARED {
             return None;
@@ -385,9 +385,9 @@ fn misspelt_key(entry: &str, meant: &str) -> String {
     )
 }
 
-/// Returns whether `word` is probably a misspelling of the standard entry `known`. In a
-/// misspelling, one letter is inserted, missing, or swapped with the next letter. In a long name,
-/// one letter may also be substituted, or two letters may be missing.
+/// Returns whether `word` is probably a misspelling of the standard entry `known`. A misspelling
+/// has one letter inserted, one letter missing, or one letter swapped with the next letter. In a
+/// long name, one letter may also be substituted, or two letters may be missing.
 fn is_slip_of_standard(word: &str, known: &str) -> bool {
     if word.len() < 3 || known.len() < 4 || word.len().abs_diff(known.len()) > 2 {
         return false;
@@ -414,9 +414,9 @@ fn is_slip_between(word: &str, other: &str) -> bool {
 }
 
 /// Returns whether `word` is `known` with one letter inserted, one letter missing, or two
-/// neighbouring letters swapped. Returns false if one letter is substituted, because both names may
-/// be intended, for example `key_a` and `key_b`. The running time is linear in the length of the
-/// names.
+/// neighbouring letters swapped. Returns false if one letter is substituted, because the author may
+/// have intended both names, for example `key_a` and `key_b`. The running time is linear in the
+/// length of the names.
 fn is_slip(word: &str, known: &str) -> bool {
     let (word, known) = (word.as_bytes(), known.as_bytes());
     let (short, long) = if word.len() <= known.len() {

@@ -93,7 +93,7 @@ impl<'r> BypassedRule<'r> {
     }
 }
 
-/// If the string matches only one spelling of a path, returns the string's position and this path.
+/// Returns the string's position and its path, if the string matches only one spelling of a path.
 /// Returns `None` if another lint already warns about the string.
 fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)> {
     let PatternText {

@@ -1,6 +1,6 @@
 //! A lint that warns about patterns that are easily misunderstood. Examples are regular expressions
-//! that describe only a part of a value, globs that end within a path segment, and path parameters
-//! as in web frameworks.
+//! that match only a part of a value, globs that end within a path segment, and path parameters as
+//! in web frameworks.
 
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
@@ -56,7 +56,7 @@ fn location(text: &str) -> Option<String> {
 }
 
 /// Returns the condition that is equivalent to an nginx `location` with the regular expression
-/// `text`. In nginx, it is sufficient if the expression matches a part of the path.
+/// `text`. In nginx, a `location` also applies if the expression matches only a part of the path.
 fn location_expression(modifier: &str, text: &str) -> String {
     if let Some(path) = exact_expression(text).filter(|_| text.starts_with('^')) {
         let path = shown(path);

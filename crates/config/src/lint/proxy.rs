@@ -1,5 +1,5 @@
-//! A lint that warns about three cases: upstreams that no request reaches, upstreams whose address
-//! is the proxy's own address, and rules that depend on a `headroom.*` entry that the proxy never
+//! A lint that warns about upstreams that no request reaches, upstreams whose address is the
+//! proxy's own address, and rules that depend on a `headroom.*` entry that the proxy never
 //! provides.
 
 use std::net::{IpAddr, SocketAddr};

@@ -47,14 +47,15 @@ const AIMD: &[&str] = &["backoff", "too_slow"];
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// `algorithm` and its parameters. They determine how the limit follows the measured latencies.
+    /// `algorithm` and its parameters. The parameters determine how the limit follows the measured
+    /// latencies.
     pub settings: AdaptiveSettings,
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
     /// `headroom`: the conditions under which the `headroom.*` entry tells rules that the upstream
-    /// has spare capacity. All of them must hold. By default, the only condition is that the number
-    /// of requests in flight is less than 60 % of the limit.
+    /// has spare capacity. All of these conditions must hold. By default, the only condition is
+    /// that the number of requests in flight is less than 60 % of the limit.
     pub headroom: Vec<HeadroomCondition>,
 }
 
@@ -213,7 +214,7 @@ fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, 
     (conditions, classes)
 }
 
-/// Reads a priority class. Returns its conditions as written, and the parsed class if it is valid.
+/// Reads a priority class. Returns the conditions as written, and the class if it is valid.
 fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Class>) {
     let what = "a map such as {name: batch, when: {path: /batch/**}, share: 50%}";
     let Some(fields) = value.fields(report, what, &["name", "when", "share"]) else {

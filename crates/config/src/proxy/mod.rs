@@ -99,8 +99,8 @@ pub struct Proxy {
     /// `proxy.max_connections`: the maximum number of client connections, 1 to 1,000,000; default
     /// 10,000.
     pub max_connections: usize,
-    /// The value to use instead of `max_connections` if the limit on open files is too low for
-    /// `max_connections`; `None` if it is high enough. Parsing leaves this field `None`.
+    /// The value to use instead of `max_connections`, if the limit on open files is too low; `None`
+    /// if the limit is high enough. Parsing leaves this field `None`.
     pub fitted_connections: Option<usize>,
     /// `proxy.max_connections_per_client`: the maximum number of connections per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 1,000.

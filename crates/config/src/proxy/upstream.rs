@@ -46,8 +46,8 @@ pub struct UpstreamConfig {
     pub name: Box<str>,
     /// `urls`: the endpoints of the upstream, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: the conditions under which a request is forwarded to this upstream. They can use the
-    /// entries `path`, `host` and `method`. If `when` is missing, all requests match.
+    /// `when`: the conditions under which a request is forwarded to this upstream. The conditions
+    /// can use the entries `path`, `host` and `method`. If `when` is missing, all requests match.
     pub when: When,
     /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
     /// 1,024.
@@ -69,7 +69,7 @@ pub struct UpstreamConfig {
 
 impl UpstreamConfig {
     /// Returns the name of the entry that tells rules whether the upstream has spare capacity. The
-    /// proxy provides this entry only if `adaptive` is set.
+    /// proxy provides the entry only if `adaptive` is set.
     #[must_use]
     pub fn headroom_entry(&self) -> String {
         format!("headroom.{}", self.name)
