@@ -11,8 +11,8 @@ const VCS_INFO: &str = ".cargo_vcs_info.json";
 fn main() {
     println!("cargo::rerun-if-env-changed=TIDEGATE_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    // A packager can set `TIDEGATE_COMMIT`. A release from crates.io contains `VCS_INFO`.
-    // Otherwise, the sources are usually a Git clone.
+    // A packager can set `TIDEGATE_COMMIT`. A release from crates.io contains `VCS_INFO`. If
+    // neither is present, the sources are usually a Git clone.
     let commit = variable().or_else(packaged).or_else(cloned);
     if let Some(commit) = commit {
         println!("cargo::rustc-env=TIDEGATE_BUILD_COMMIT={commit}");
@@ -37,8 +37,8 @@ fn packaged() -> Option<String> {
 }
 
 fn cloned() -> Option<String> {
-    // The sources may have been unpacked inside another Git repository. That repository does not
-    // track `build.rs`, and its commit must not be used.
+    // The sources may have been unpacked inside another Git repository. The outer repository does
+    // not track `build.rs`, and its commit must not be used.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     // Git appends a line to `logs/HEAD` when the checked-out commit changes.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;

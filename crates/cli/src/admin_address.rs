@@ -10,7 +10,7 @@ use crate::print;
 const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_PORT: u16 = 8082;
 
-/// The address of the admin listener. It is displayed as `HOST:PORT`.
+/// The address of the admin listener. The address is displayed as `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AdminAddress {
     /// A host name or an IP address. An IPv6 address is stored without brackets.
@@ -44,8 +44,8 @@ impl AdminAddress {
             Some(_) => return Err(not_an_address(given)),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // These characters start a path, a query or a fragment. They can also occur in a password,
-        // but an address with a password is invalid too.
+        // Each of these characters starts a path, a query or a fragment. These characters can also
+        // occur in a password, but an address with a password is invalid too.
         if rest.contains(['/', '?', '#']) {
             return Err(format!(
                 "\"{}\" is not an address; remove everything after the host and port; {FORMS}",

@@ -706,8 +706,8 @@ pub(crate) struct Serve {
     /// The rules file; without one, only limits sent with requests apply
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// `check` takes the file as a positional argument, so users expect the same here. This
-    /// argument is always rejected, with an error that recommends `--config`.
+    /// `check` takes the file as a positional argument, so users expect the same here. The argument
+    /// is always rejected, with an error that recommends `--config`.
     #[arg(hide = true, value_parser = name_the_option)]
     pub(crate) file: Option<Infallible>,
     /// Read the settings from the environment variables of envoyproxy/ratelimit

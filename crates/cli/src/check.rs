@@ -64,15 +64,15 @@ struct Findings {
 #[derive(Clone, Copy, Debug, Default)]
 struct FileFindings {
     warnings: usize,
-    /// The number of problems that would prevent the server from starting on this machine. They are
-    /// counted only with `--this-machine`.
+    /// The number of problems that would prevent the server from starting on this machine. The
+    /// problems are counted only with `--this-machine`.
     obstacles: usize,
 }
 
 /// Validates files in the same way as `serve`. The exit code is 0 if the configuration is valid and
-/// contains limits. It is 1 if the configuration has errors or, with `--strict`, warnings. It is 2
-/// if a file cannot be read. A file or variable that this machine lacks is reported as a note,
-/// which changes the exit code only with `--this-machine`.
+/// contains limits. The exit code is 1 if the configuration has errors or, with `--strict`,
+/// warnings. The exit code is 2 if a file cannot be read. A file or variable that this machine
+/// lacks is reported as a note, which changes the exit code only with `--this-machine`.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
@@ -161,7 +161,8 @@ impl Findings {
             self.note(&name, &what, CheckResult::HasWarnings);
         }
         let rules = counted(config.rules.len(), "rule");
-        // Only Envoy rules in files are checked. Rules are not fetched from a control plane.
+        // Only Envoy rules in files are checked, because the rules of a control plane are not
+        // fetched.
         let Some(RuleOrigin::Files(folder)) = config.envoy.map(|envoy| envoy.rules) else {
             return self.conclude(&name, &rules);
         };

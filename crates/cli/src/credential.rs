@@ -1,7 +1,7 @@
 //! Reads the secrets in the environment variables that the command line and the rules file name.
 //!
-//! To keep a secret out of the environment, a service manager or an orchestrator may pass it in a
-//! file instead. systemd (`LoadCredential=`) provides the file in a credentials folder. For
+//! To keep a secret out of the environment, a service manager or an orchestrator can pass the
+//! secret in a file. systemd (`LoadCredential=`) provides the file in a credentials folder. For
 //! containers, the variable with the suffix `_FILE` is set to the file's path.
 
 use std::{
@@ -16,8 +16,8 @@ const MAX_SECRET_BYTES: u64 = 64 << 10;
 /// The variable that systemd sets to the path of this process's credentials folder.
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
-/// Returns the secret `name`. It is read from the environment variable `name`, from the file whose
-/// path is in the variable `{name}_FILE`, or from the file `name` in the credentials folder.
+/// Returns the secret `name`. The secret comes from the environment variable `name`, from the file
+/// whose path is in the variable `{name}_FILE`, or from the file `name` in the credentials folder.
 /// `field` is the setting that names the secret, and `what` describes the secret.
 ///
 /// # Errors

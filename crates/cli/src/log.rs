@@ -23,9 +23,9 @@ use crate::args::LogFormatName;
 #[cfg(feature = "telemetry")]
 use crate::telemetry::Telemetry;
 
-/// Libraries that log at `warn` or above in response to input from a peer. Each library is silenced
-/// unless the operator's filter names it. Otherwise, a client could cause one log record with every
-/// 17 bytes that it sends.
+/// Libraries that log at `warn` or above in response to input from a peer. A library is silenced
+/// unless the operator's filter names the library. Without this filter, a client could cause one
+/// log record with every 17 bytes that it sends.
 const QUIET: [&str; 7] = [
     "h2",
     "hyper",

@@ -98,8 +98,8 @@ fn main() -> ExitCode {
 }
 
 /// Returns the arguments to parse. If this program is called as `ratelimit`, it replaces
-/// envoyproxy/ratelimit: the returned arguments run the server with settings from the environment
-/// variables.
+/// envoyproxy/ratelimit, so the returned arguments run the server with settings from the
+/// environment variables.
 fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().map(|program| Path::new(program).file_name());
     if name.flatten() != Some("ratelimit".as_ref()) {
@@ -123,8 +123,8 @@ fn eprint_message(message: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {message}");
 }
 
-/// Prints a result to standard output. A pipe that its reader (for example `head`) has closed is
-/// not an error. Any other failure, such as a full disk, is an error.
+/// Prints a result to standard output. If the reader of a pipe (for example `head`) has closed the
+/// pipe, the failure is not an error. Any other failure, such as a full disk, is an error.
 fn print_result(text: &str) {
     let mut out = io::stdout();
     let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());

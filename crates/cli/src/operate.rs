@@ -155,8 +155,8 @@ pub(crate) fn blocks(admin: &Admin, options: &BlocksOptions) -> Result<ExitCode,
 }
 
 /// Returns a document with up to `most` blocks of keys and up to `most` blocks by entries. With
-/// `search`, it contains only the blocks with this string in a value or in the reason; the number of
-/// such blocks of keys is then not limited.
+/// `search`, the document contains only the blocks with this string in a value or in the reason;
+/// the number of such blocks of keys is then not limited.
 fn list_blocks(admin: &Admin, search: Option<&str>, most: usize) -> Result<AdminResponse, String> {
     let count = (search.is_none() && most < usize::MAX).then(|| most.to_string());
     let count = count.iter().map(|count| ("n", count));
@@ -330,9 +330,8 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
     }
 }
 
-/// Returns the top talkers of every period, and the blocks. Of the blocks of keys and of the blocks
-/// by entries, it requests only the first `most`, because `--watch` repeats the request every two
-/// seconds.
+/// Returns the top talkers of every period, and the blocks. Requests at most `most` blocks of keys
+/// and `most` blocks by entries, because `--watch` repeats the request every two seconds.
 fn overview(
     admin: &Admin,
     list: impl Fn(&str) -> Result<AdminResponse, String>,
@@ -647,9 +646,8 @@ impl AdminRequest<'_> {
             .http_status_as_error(false)
             .timeout_global(Some(TIMEOUT))
             .tls_config(tls.unwrap_or_default())
-            // By default, the agent uses the proxy in `http_proxy` and similar variables. That
-            // proxy would receive the admin token, and cannot reach a server on the loopback
-            // interface.
+            // By default, the agent uses the proxy in `http_proxy` and similar variables. A proxy
+            // would receive the admin token, and cannot reach a server on the loopback interface.
             .proxy(None)
             .build()
             .into();

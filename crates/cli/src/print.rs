@@ -1,7 +1,7 @@
 //! Prints responses of the admin endpoint in readable form.
 //!
-//! Keys and reasons are untrusted input. Control characters in them are escaped, so that they
-//! cannot manipulate the terminal.
+//! Keys and reasons are untrusted input. Control characters in keys and reasons are escaped, so
+//! that they cannot manipulate the terminal.
 
 use std::fmt::Write as _;
 
@@ -393,7 +393,7 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     out
 }
 
-/// Formats `/v1/events`, one event per line. There are no column headings, because `--follow`
+/// Formats `/v1/events`, one event per line. The output has no column headings, because `--follow`
 /// appends more lines.
 pub(crate) fn events(list_of_events: &Value) -> String {
     let mut out = String::new();

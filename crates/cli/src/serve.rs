@@ -72,7 +72,7 @@ fn run(args: &Serve, takeover: Option<Takeover>) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns this program as it was called, for upgrades.
+/// Returns this program as it was called; an upgrade starts the same program.
 fn own_program() -> Program {
     let mut arguments = env::args_os();
     Program {

@@ -254,7 +254,7 @@ fn interrupt_on_signal(handle: &Arc<SimulationHandle>) {
         });
 }
 
-/// A progress display on the terminal. It disappears when this value is dropped.
+/// A progress display on the terminal. The progress display disappears when this value is dropped.
 struct Progress {
     thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }

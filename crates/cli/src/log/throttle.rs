@@ -1,4 +1,4 @@
-//! A rate limit on log records that clients can cause. It applies before all log outputs.
+//! A rate limit on log records that clients can cause. The limit applies before all log outputs.
 
 use tidegate_net::log_throttle::{LogThrottle, ThrottleDecision};
 use tracing::{
@@ -11,8 +11,8 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
-/// Modules that log only in response to operator actions, such as the start or a reload. Their
-/// records are not throttled, because a rules file may cause hundreds of warnings.
+/// Modules that log only in response to operator actions, such as the start or a reload. The
+/// records of these modules are not throttled, because a rules file may cause hundreds of warnings.
 const UNTHROTTLED: [&str; 3] = [
     tidegate_server::serve::LOG_TARGET,
     tidegate_server::reload::LOG_TARGET,
@@ -21,8 +21,8 @@ const UNTHROTTLED: [&str; 3] = [
 
 const SUPPRESSED: &str = "suppressed records similar to the next one";
 
-/// The metadata of the record that reports suppressed records. That record must bypass the
-/// operator's filter, so it is constructed here instead of by a logging macro.
+/// The metadata of the record that reports suppressed records. The record must bypass the
+/// operator's filter, so its metadata is constructed here instead of by a logging macro.
 static NOTE: Metadata<'static> = tracing::metadata! {
     name: "suppressed records",
     target: "tidegate::log",
@@ -44,7 +44,8 @@ impl Callsite for NoteCallsite {
     }
 }
 
-/// A layer that drops records that its [`LogThrottle`] does not admit. All outputs share one limit.
+/// A layer that drops records that its [`LogThrottle`] does not admit. All log outputs share one
+/// limit.
 pub(super) struct ThrottledLayer<L> {
     inner: L,
     throttle: LogThrottle<Identifier>,

@@ -39,7 +39,7 @@ pub(super) struct MetricsSettings {
 #[derive(Debug)]
 pub(super) struct MetricsExporter {
     stop: mpsc::Sender<()>,
-    /// This channel is disconnected when the thread finishes, and never carries a message.
+    /// This channel never carries a message, and is disconnected when the thread finishes.
     ended: mpsc::Receiver<()>,
 }
 
@@ -143,7 +143,7 @@ fn points(metric: &Metric) -> usize {
 }
 
 /// Converts a page in the Prometheus text format to OTLP metrics. Counting began at `start`, and
-/// the values were read at `now`. Both times are in nanoseconds since the Unix epoch.
+/// the values were read at `now`. The unit of both times is nanoseconds since the Unix epoch.
 fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     let mut metrics: Vec<Metric> = Vec::new();
     let mut help = "";

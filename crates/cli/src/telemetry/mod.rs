@@ -56,7 +56,7 @@ pub(crate) struct Telemetry {
     metrics: Option<MetricsSettings>,
     exporter: Option<MetricsExporter>,
     counts: Arc<ExportCounts>,
-    /// The warnings about environment variables. They are kept here until logging has started.
+    /// The warnings about environment variables. The warnings are kept until logging has started.
     warnings: Vec<String>,
 }
 
@@ -203,9 +203,9 @@ impl Telemetry {
     }
 }
 
-/// Returns the OpenTelemetry resource to which all records belong. Its attributes come from
-/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. The program version and an instance ID are
-/// added.
+/// Returns the OpenTelemetry resource to which all records belong. The attributes of the resource
+/// come from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. The program version and an
+/// instance ID are added.
 fn resource(variables: &Variables) -> Resource {
     let mut resource = Resource::builder()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
@@ -237,7 +237,7 @@ impl Propagator for TraceContext {
         let parent = self
             .0
             .extract_with_context(&Context::new(), &HeaderExtractor(headers));
-        // This call fails only if the span is disabled.
+        // The call fails only if the span is disabled.
         let _ = span.set_parent(parent);
     }
 

@@ -67,8 +67,8 @@ impl Variables {
             .find_map(|name| self.get(&name).map(|value| (name, value)))
     }
 
-    /// Returns whether `signal` is exported. This is the case if an endpoint is set and no variable
-    /// disables the signal.
+    /// Returns whether `signal` is exported. A signal is exported if an endpoint is set and no
+    /// variable disables the signal.
     ///
     /// # Errors
     ///
@@ -159,8 +159,9 @@ impl Variables {
         })
     }
 
-    /// Returns the trace sampler, and a warning if a sampler variable has an unsupported value. In
-    /// this case, the OpenTelemetry specification requires the default sampler and a warning.
+    /// Returns the trace sampler, and a warning if a sampler variable has an unsupported value. For
+    /// an unsupported value, the OpenTelemetry specification requires the default sampler and a
+    /// warning.
     pub(super) fn sampler(&self) -> (Sampler, Option<String>) {
         let default = || Sampler::ParentBased(Box::new(Sampler::AlwaysOn));
         let Some(name) = self.get("OTEL_TRACES_SAMPLER") else {
