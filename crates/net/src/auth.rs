@@ -3,8 +3,8 @@
 //!
 //! An invalid secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
 //! too many invalid secrets, further attempts from that address are rejected without comparing the
-//! secret. Comparing it would let the client learn whether a guess is correct. As a consequence,
-//! all clients behind one address share this limit.
+//! secret. A comparison would let the client learn whether a guess is correct. As a consequence,
+//! all clients behind one address share the number of attempts.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -26,8 +26,8 @@ use crate::{
     registry::network,
 };
 
-/// The number of invalid secrets that an address may send in a burst, and the rate at which it may
-/// send more after the burst.
+/// An address may send `BURST` invalid secrets at once, and then more invalid secrets at the rate
+/// `RATE`.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
@@ -35,8 +35,8 @@ const RATE: Rate = Rate {
 };
 
 /// The maximum number of addresses whose invalid secrets are counted. If all of these addresses are
-/// locked out, secrets from a new address are compared but not counted. Rejecting them would let an
-/// attacker with many addresses lock out every client.
+/// locked out, secrets from a new address are compared but not counted. If these secrets were
+/// rejected, an attacker with many addresses could lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 const FAILURES: Metric<2> = Metric::counter(
@@ -84,9 +84,9 @@ pub enum AuthOutcome {
 }
 
 impl Authenticator {
-    /// Creates an authenticator that accepts any of `secrets`. Without secrets, it accepts every
-    /// client. Empty secrets are ignored. `listener` is the name of the listener in logs and
-    /// metrics.
+    /// Creates an authenticator that accepts any of `secrets`. Without secrets, the authenticator
+    /// accepts every client. Empty secrets are ignored. `listener` is the name of the listener in
+    /// logs and metrics.
     #[must_use]
     pub fn new<'s>(
         listener: &'static str,
@@ -109,8 +109,8 @@ impl Authenticator {
                 .map(|secret| Sha256::digest(secret).into())
                 .collect(),
             clock,
-            // The constants are within all bounds, so the limit is always valid. A test verifies
-            // this.
+            // The constants are within all bounds, so the limit is always valid. A test checks that
+            // the limit is valid.
             limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
             guesses: MemoryStore::new(bounds),
             wrong: AtomicU64::new(0),
@@ -162,8 +162,7 @@ impl Authenticator {
         let mut outcomes: Vec<Outcome> = Vec::new();
         let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
         match decision {
-            // If the store is full, it cannot count attempts from this address, so the attempt is
-            // not limited.
+            // A full store cannot count attempts from this address, so the attempt is not limited.
             Decision::Admitted | Decision::Full { .. } => None,
             _ => {
                 let retry = outcomes

@@ -83,7 +83,7 @@ impl<B: Body<Data = Bytes> + Unpin> BoundedBody<B> {
         if self.body.size_hint().lower() > self.remaining {
             return Err(BodyReadError::TooLarge);
         }
-        // Nearly every body arrives in one piece, which does not have to be copied.
+        // Nearly every body arrives in one piece, which needs no copy.
         let first = self.next_data().await?.unwrap_or_default();
         let Some(second) = self.next_data().await? else {
             return Ok(first);

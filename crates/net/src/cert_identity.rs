@@ -10,7 +10,7 @@ const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 /// presented none.
 #[must_use]
 pub fn verified_name(session: &ServerConnection) -> Option<String> {
-    // rustls returns only certificates that it has verified.
+    // rustls returns only verified certificates.
     cert_identity(session.peer_certificates()?.first()?)
 }
 
@@ -46,14 +46,14 @@ fn common_name(mut subject: &[u8]) -> Option<&str> {
     None
 }
 
-/// Splits the first element off `der`. Returns its tag, its content and the remaining bytes.
+/// Splits the first element off `der`. Returns the tag, the content and the remaining bytes.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = der.split_first()?;
     let (first, rest) = rest.split_first()?;
     let (length, rest) = match first {
         0..=0x7f => (usize::from(*first), rest),
-        // In the long form, the next one or two bytes contain the length. Two bytes are enough for
-        // a name.
+        // In the long form, one or two more bytes contain the length. A length of two bytes is
+        // enough for a name.
         0x81 | 0x82 => {
             let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             let length = bytes

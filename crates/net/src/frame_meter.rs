@@ -3,18 +3,18 @@
 //! Control frames are `PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames
 //! and empty `DATA` frames. A client can send such a frame with as little as 9 bytes, but the
 //! server must then send a reply or look up a stream. h2 accepts any number of these frames.
-//! Therefore each control frame uses one of the connection's credits. Requests, responses and
+//! Therefore, each control frame uses one of the connection's credits. Requests, responses and
 //! bodies earn credits, because they make some control frames necessary. A connection also earns
 //! credits over time.
 //!
 //! A client responds to `DATA` frames with control frames, even if the `DATA` frames contain only
-//! small messages. For example, it sends a `WINDOW_UPDATE` for the stream, another for the
-//! connection, and a `PING` to measure the bandwidth. Therefore each `DATA` frame sent to the
+//! small messages. For example, a client sends a `WINDOW_UPDATE` for the stream, another for the
+//! connection, and a `PING` to measure the bandwidth. Therefore, each `DATA` frame sent to the
 //! client earns credits. Window updates may arrive long after the data that they acknowledge.
-//! Therefore each one is first charged to a separate account with a higher maximum. A `DATA` frame
-//! that uses up a flow-control window earns credits only for its bytes, because the client
-//! determines the number of such frames in a response. Envoy also allows a number of window updates
-//! per `DATA` frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
+//! Therefore, each window update is first charged to a separate account with a higher maximum. A
+//! `DATA` frame that uses up a flow-control window earns credits only for its bytes, because the
+//! client determines the number of such frames in a response. Envoy also allows a number of window
+//! updates per `DATA` frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ use super::{
 /// The maximum number of credits. A connection starts with this number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates. This number is earned by sending 64 MiB of
-/// data.
+/// The maximum number of credits for window updates. Sending 64 MiB of data earns this number of
+/// credits.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -41,8 +41,8 @@ const PER_REQUEST: u64 = 4;
 /// The credits earned per `DATA` frame that is sent to the client without using up a window.
 const PER_DATA_FRAME: u64 = 4;
 
-/// One credit is earned for this number of body bytes, in either direction. Some clients send
-/// window updates for the stream and for the connection after every 4 KiB.
+/// This number of body bytes, in either direction, earns one credit. Some clients send window
+/// updates for the stream and for the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 
 /// Parses the frame headers in both directions of a connection, and manages the credits.
@@ -337,8 +337,9 @@ mod tests {
         assert!(meter.has_begun());
     }
 
-    /// Regression test: by granting one byte at a time, a client makes the server send one frame
-    /// per byte. Each of these frames earned more credits than one grant and four pings use.
+    /// Regression test: by enlarging its window one byte at a time, a client makes the server send
+    /// one frame per byte. Each of these frames earned more credits than one window update and four
+    /// pings use.
     #[test]
     fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
         let start = Instant::now();

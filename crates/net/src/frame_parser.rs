@@ -1,4 +1,4 @@
-//! Splits the bytes of one direction of an HTTP/2 connection into frames, and parses the frame
+//! The parser of the frames in one direction of an HTTP/2 connection, which reads the frame
 //! headers.
 
 /// The length in bytes of the client's connection preface (RFC 9113 §3.4).

@@ -1,10 +1,10 @@
 //! Hands over open connections to another process of the same server.
 //!
 //! The socket of a plaintext connection moves. The keys of a TLS session cannot leave their
-//! process, so this process relays a TLS connection to the other process (`relay`). The protocol
-//! code decides when a connection can move, and describes its state in bytes: for HTTP, the bytes of
-//! the next request that have been read already. The code of the same protocol in the other process
-//! continues with this state.
+//! process, so this process relays the bytes of a TLS connection to the other process (`relay`).
+//! The protocol code decides when a connection can move, and describes the state of the connection
+//! in bytes: for HTTP, the bytes of the next request that have already been read. The code of the
+//! same protocol in the other process continues with this state.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,11 +22,12 @@ use super::{
 pub struct Handover {
     /// `None` if there is no listener, so that the connection cannot be handed over.
     pub(super) listener: Option<ListenerPart>,
-    /// The state with which another process has handed over this connection. It is `None` for a new
-    /// connection.
+    /// The state with which another process has handed over this connection. The state is `None`
+    /// for a new connection.
     pub resumed: Option<Vec<u8>>,
     /// The client, if another process has the TLS session of this connection and relays its bytes.
-    /// Such a connection begins without a handshake, and must end as soon as its protocol permits.
+    /// A relayed connection begins without a handshake, and must end as soon as its protocol
+    /// permits.
     pub relayed: Option<RelayedClient>,
 }
 
@@ -47,17 +48,17 @@ pub(super) struct ListenerPart {
 pub enum MovableStream {
     /// A plaintext connection, whose socket moves.
     Plaintext(TcpStream),
-    /// A TLS connection, which this process relays.
+    /// A TLS connection whose bytes this process relays.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A stream that may be of a type that can be handed over to another process. By default, it is
-/// not.
+/// A stream whose type may support the handover to another process. By default, a type does not
+/// support the handover.
 pub trait MaybeMovable: Sized {
     /// Whether streams of this type can be handed over.
     const IS_MOVABLE: bool = false;
 
-    /// Returns the stream; `None` if it cannot be handed over.
+    /// Returns the stream; `None` if the stream cannot be handed over.
     fn into_movable(self) -> Option<MovableStream> {
         None
     }

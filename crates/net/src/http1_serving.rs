@@ -44,8 +44,8 @@ where
 pub enum Http1End {
     /// The connection is closed.
     Closed,
-    /// The connection is between two requests, and its stream is still open. It must be handed
-    /// over.
+    /// The connection is between two requests, and its stream is still open. The connection must
+    /// now be handed over.
     Paused,
 }
 
@@ -54,17 +54,17 @@ pub enum Http1End {
 pub struct Http1State<'c> {
     /// The phase of the connection's stream.
     pub phase: &'c Phase,
-    /// The activity of the connection. Each request must be recorded in it until its response is
-    /// complete.
+    /// The activity of the connection. The protocol code must record each request in the activity
+    /// until the response is complete.
     pub activity: &'c Activity,
     /// The guard of the connection, if it can be handed over.
     pub movable: Option<&'c MovableConnection>,
 }
 
 impl Shutdown {
-    /// Serves `connection` until it is closed. During a shutdown, it closes after the response to
-    /// the current request. While the server hands over its connections, a connection that can be
-    /// handed over is paused between two requests instead.
+    /// Serves `connection` until it is closed. During a shutdown, the connection closes after the
+    /// response to the current request. While the server hands over its connections, a connection
+    /// that can be handed over is paused between two requests instead.
     ///
     /// The returned future must run in its own task; see [`Self::watch`].
     ///
@@ -113,13 +113,14 @@ impl Http1State<'_> {
     /// beginning of the connection's first request has arrived: hyper then ends after its response.
     ///
     /// A connection whose last request body was not read to its end is closed, as hyper does in any
-    /// case. Otherwise, the other process would take the rest of the body for the next request.
+    /// case. If the connection stayed open, the other process would take the rest of the body for
+    /// the next request.
     fn pause(
         &self,
         connection: &mut impl Http1Connection,
         cx: &mut Context<'_>,
     ) -> Poll<hyper::Result<Http1End>> {
-        // hyper notices only when it is polled that a body was dropped.
+        // hyper notices only at its next poll that a body was dropped.
         self.phase.hold_reading(true);
         let ended = Pin::new(&mut *connection).poll(cx);
         self.phase.hold_reading(false);

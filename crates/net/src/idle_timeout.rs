@@ -29,8 +29,8 @@ impl Default for MinRate {
     }
 }
 
-/// The timeouts of a body. They run only while the reader waits for the sender, so a slow receiver
-/// does not cause a timeout.
+/// The timeouts of a body. A timeout runs only while the reader waits for the sender, so a slow
+/// receiver does not cause a timeout.
 #[derive(Debug)]
 pub struct IdleTimeout {
     idle: Duration,
@@ -50,8 +50,9 @@ struct RateTracker {
 }
 
 impl RateTracker {
-    /// Returns the time that the reader may still wait. This is the transfer time of the received
-    /// bytes at the minimum rate, plus the grace period, minus the time already spent waiting.
+    /// Returns the time that the reader may still wait. The time is the transfer time of the
+    /// received bytes at the minimum rate, plus the grace period, minus the time already spent
+    /// waiting.
     fn left(&self) -> Duration {
         let bytes_per_second = u128::from(self.min_rate.bytes_per_second.max(1));
         let micros = u128::from(self.bytes) * 1_000_000 / bytes_per_second;

@@ -46,7 +46,7 @@ pub fn may_hold_secret(text: &str) -> bool {
 }
 
 /// Formats user input for a message: on one line, truncated, and hidden if the input may contain a
-/// secret. These precautions are needed because messages are logged and appear on `/readyz`.
+/// secret. Messages are logged and appear on `/readyz`, so they must not contain raw input.
 pub fn shown(text: &str) -> String {
     if may_hold_secret(text) {
         return HIDDEN.to_owned();

@@ -1,8 +1,8 @@
 //! A JSON document whose strings borrow from the request body.
 //!
-//! A body is parsed into a tree instead of an endpoint-specific struct. This way, all errors in the
-//! body can be reported at once, each with its path. An object preserves the order of its members,
-//! and keeps members with repeated names.
+//! A body is parsed into a tree instead of an endpoint-specific struct. A tree allows all errors in
+//! the body to be reported at once, each with its path. An object preserves the order of its
+//! members, and keeps members with repeated names.
 
 use std::{borrow::Cow, fmt};
 
@@ -158,7 +158,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        // Most objects have few members, so this capacity avoids reallocation.
+        // Most objects have at most this number of members, so this capacity avoids reallocation.
         let mut members = Vec::with_capacity(8);
         while let Some((Name(name), value)) = map.next_entry()? {
             members.push((name, value));
@@ -167,7 +167,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// The name of a member. This type is needed because serde always copies a bare `Cow`.
+/// The name of a member. The type is needed because serde always copies a bare `Cow`.
 struct Name<'b>(Cow<'b, str>);
 
 impl<'de: 'b, 'b> Deserialize<'de> for Name<'b> {

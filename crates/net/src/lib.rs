@@ -2,13 +2,13 @@
 //! authentication, problem details (RFC 9457), and metrics for Prometheus.
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
-//! thread for its lifetime. Therefore tasks do not move between threads, per-connection state needs
-//! no locks, and the handler's future does not have to be `Send`. A rate limit decision takes
+//! thread for its lifetime. Therefore, tasks do not move between threads, per-connection state
+//! needs no locks, and the handler's future does not have to be `Send`. A rate limit decision takes
 //! nanoseconds, so it is made on the same thread.
 //!
-//! One accept loop per listener distributes connections to the workers round-robin. With
-//! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
-//! worker by a hash of the addresses. The distribution would be uneven: for example, one of two
+//! One accept loop per listener distributes the connections to the workers in round-robin order.
+//! With `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose
+//! the worker by a hash of the addresses. The distribution would be uneven: for example, one of two
 //! workers could have 30 of 50 pooled connections. Connection pools connect rarely and keep their
 //! connections for a long time, so an even distribution matters more than a cheaper `accept`.
 //!
@@ -90,9 +90,9 @@ pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
 pub use tls_client::{ClientTlsError, ClientTlsFiles, client_config};
 pub use worker::Tasks;
 
-/// The default maximum number of header lines in an HTTP/1.1 request. This maximum equals hyper's
-/// own default, so it is not passed to hyper. With an explicit maximum, hyper would initialise two
-/// arrays of that size for each request.
+/// The default maximum number of header lines in an HTTP/1.1 request. The maximum equals hyper's
+/// own default, so it is not passed to hyper. If it were, hyper would initialise two arrays of that
+/// size for each request.
 pub const MAX_HEADERS: usize = 100;
 
 /// The limits of a listener and of its connections.
@@ -136,8 +136,8 @@ pub struct Connection {
     /// The listener's bounds. The listener enforces the limits on connections, and the handler must
     /// enforce the timeouts.
     pub bounds: Bounds,
-    /// The activity of the connection. The handler reports its requests here, so that a busy
-    /// connection is not closed to make room for a new one.
+    /// The activity of the connection. The handler reports its requests to the activity, so that
+    /// the registry does not evict a busy connection.
     pub activity: Activity,
     /// The shutdown signal. When the shutdown begins, the handler must finish its requests and
     /// close the connection.
@@ -155,8 +155,8 @@ impl Connection {
         tls.map(|tls| &**tls)
     }
 
-    /// Waits until this connection must finish its requests and close, if it cannot be handed over.
-    /// Does not wait if another process relays the connection.
+    /// Waits until this connection must finish its requests and close, unless it can be handed
+    /// over. Does not wait if another process relays the connection.
     pub async fn shutdown_begun(&self) {
         // The process that relays the connection ends soon.
         if self.handover.relayed.is_none() {

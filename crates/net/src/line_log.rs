@@ -60,14 +60,14 @@ struct SharedState {
     /// The total number of queued lines. A line is counted just before it is queued.
     queued_lines: AtomicU64,
     queued_bytes: AtomicUsize,
-    /// Whether `control` contains a request. The writer checks this flag instead of locking
+    /// Whether `control` contains a request. The writer checks the flag instead of locking
     /// `control` for each line.
     has_control: AtomicBool,
     control: Mutex<ControlRequests>,
 }
 
-/// Requests to the writer other than log lines. They bypass the queue, because the queue may be
-/// full.
+/// Requests to the writer other than log lines. These requests bypass the queue, because the queue
+/// may be full.
 #[derive(Default)]
 struct ControlRequests {
     reopen: bool,
@@ -76,7 +76,7 @@ struct ControlRequests {
 
 /// A request to be notified when all previously queued lines are written.
 struct FinishRequest {
-    /// The number of lines queued before this request.
+    /// The number of lines that were queued before this request.
     lines: u64,
     done: SyncSender<()>,
 }
@@ -176,7 +176,7 @@ impl LineLog {
         let shared = &self.shared;
         let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
-        // Count the line before it is queued: a count that is briefly too high only delays the end
+        // Count the line before queueing it: a count that is briefly too high only delays the end
         // of `finish`.
         shared.queued_lines.fetch_add(1, Ordering::SeqCst);
         if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
@@ -224,7 +224,7 @@ impl Writer {
         }
     }
 
-    /// Wakes those callers of `finish` that are waiting only for the first `lines` lines or fewer.
+    /// Wakes the callers of `finish` that wait only for the first `lines` lines or fewer.
     fn notify_finished(&mut self, lines: u64) {
         let finished = self
             .finishing
@@ -361,8 +361,8 @@ impl Writer {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Only the owner and the group can read the file, because it contains addresses and paths.
-    // Group access is for the log shipper.
+    // Only the owner and the group can read the file, because the file contains addresses and
+    // paths. Group access is for the log shipper.
     OpenOptions::new()
         .create(true)
         .append(true)

@@ -132,7 +132,7 @@ impl Listener {
                 }
                 return Some(registration);
             }
-            // Throttle this log message, so that a flood of connections cannot fill the log.
+            // Throttle the log message, so that a flood of connections cannot fill the log.
             RegistrationResult::ClientFull => {
                 count(&self.0.refused_to_client);
                 tracing::warn!(

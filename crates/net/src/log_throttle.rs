@@ -85,8 +85,8 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
 impl Site {
     fn admit(&mut self, now: Timestamp) -> ThrottleDecision {
         let interval = INTERVAL.as_micros();
-        // This is GCRA: each message moves `full_at` forward by one interval, and `full_at` may be
-        // at most one burst ahead of `now`.
+        // The limit is GCRA: each message moves `full_at` forward by one interval, and `full_at`
+        // may be at most one burst ahead of `now`.
         let full_at = self.full_at.as_micros().max(now.as_micros());
         let ahead = full_at - now.as_micros();
         if ahead > interval * (BURST - 1) {

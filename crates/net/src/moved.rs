@@ -1,4 +1,4 @@
-//! Connections on their way to another process, and where they go.
+//! Connections that are being moved to another process, and the receiving side of the move.
 
 use std::{
     fmt, io,
@@ -14,8 +14,8 @@ use super::cert_identity::verified_name;
 /// The maximum length of the state of a connection that is handed over.
 pub const MAX_STATE_BYTES: usize = 2 << 20;
 
-/// The first bytes of the state of a connection. They identify the protocol and the version of the
-/// encoding.
+/// The first bytes of the state of a connection. These bytes identify the protocol and the version
+/// of the encoding.
 #[derive(Clone, Copy, Debug)]
 pub struct StateFormat {
     /// A letter for the protocol.
@@ -31,7 +31,7 @@ impl StateFormat {
         [self.protocol, self.version]
     }
 
-    /// Returns `state` without its first bytes; `None` if it has another format.
+    /// Returns `state` without its first bytes; `None` if these bytes name another format.
     #[must_use]
     pub fn strip(self, state: &[u8]) -> Option<&[u8]> {
         state.strip_prefix(&self.header())
@@ -58,7 +58,7 @@ impl RelayedClient {
     }
 }
 
-/// A connection on its way to another process.
+/// A connection that is being moved to another process.
 #[derive(Debug)]
 pub struct MovedConnection {
     /// The address of the listener that accepted the connection.

@@ -27,7 +27,7 @@ impl PeerClosed for TcpStream {
         match self.poll_peek(cx, &mut ReadBuf::new(&mut byte)) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
-            // There are unread bytes, such as the next pipelined request.
+            // The stream has unread bytes, such as the next pipelined request.
             Poll::Ready(Ok(_)) => match pin!(self.ready(Interest::READABLE)).poll(cx) {
                 Poll::Ready(Ok(ready)) if !ready.is_read_closed() => Poll::Pending,
                 Poll::Ready(_) => Poll::Ready(()),

@@ -1,5 +1,5 @@
-//! Problem details (RFC 9457). They say what is wrong with a request, where the error is, and what
-//! to send instead.
+//! Problem details (RFC 9457). Problem details say what is wrong with a request, where the error
+//! is, and what to send instead.
 
 use std::borrow::Cow;
 

@@ -1,9 +1,9 @@
 //! Metrics for Prometheus: the declarations of metrics, and the pages that expose them.
 //!
-//! The crate `prometheus-client` encodes the pages. That crate's counters are not used, because
-//! counting would look them up by their labels under a lock. Instead, the program has its own
-//! counters, and reads them when a page is requested. Counting therefore takes only an atomic
-//! addition.
+//! The crate `prometheus-client` encodes the pages. The program does not use that crate's counters,
+//! because counting would look them up by their labels under a lock. Instead, the program has its
+//! own counters, and reads these counters when a page is requested. Counting therefore takes only
+//! an atomic addition.
 
 use std::{
     fmt::{self, Debug, Formatter, Write as _},
@@ -32,7 +32,7 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` does not end in `_total`. For a constant, this is a compile error.
+    /// Panics if `name` does not end in `_total`. In a constant, such a panic is a compile error.
     #[must_use]
     pub const fn counter(
         name: &'static str,
@@ -49,7 +49,7 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` ends in `_total`. For a constant, this is a compile error.
+    /// Panics if `name` ends in `_total`. In a constant, such a panic is a compile error.
     #[must_use]
     pub const fn foreign_counter(
         name: &'static str,
@@ -64,7 +64,7 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` ends in `_total`. For a constant, this is a compile error.
+    /// Panics if `name` ends in `_total`. In a constant, such a panic is a compile error.
     #[must_use]
     pub const fn gauge(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
         assert!(!is_total(name), "only the name of a counter ends in _total");
@@ -75,7 +75,7 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` ends in `_total`. For a constant, this is a compile error.
+    /// Panics if `name` ends in `_total`. In a constant, such a panic is a compile error.
     #[must_use]
     pub const fn histogram(
         name: &'static str,
@@ -114,8 +114,8 @@ impl<const N: usize> Metric<N> {
 pub struct HistogramSample {
     /// The sum of all observations, in the unit of the metric.
     pub sum: f64,
-    /// The upper bounds of the buckets, in ascending order up to infinity. Each bound comes with
-    /// the number of observations between the previous bound and this one.
+    /// The upper bounds of the buckets, in ascending order up to infinity. The number that belongs
+    /// to a bound is the number of observations between the previous bound and this bound.
     pub buckets: Vec<(f64, u64)>,
     /// The exemplars of buckets. Only a histogram without labels may have exemplars.
     pub exemplars: Vec<Exemplar>,
@@ -228,8 +228,8 @@ pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 's
 /// The exemplars on a page, each with the name of its metric.
 type PageExemplars = Mutex<Vec<(&'static str, Exemplar)>>;
 
-/// Appends each exemplar to the line of its bucket. This is necessary because `prometheus-client`
-/// encodes exemplars only for its own histograms.
+/// Appends each exemplar to the line of its bucket. This function is needed because
+/// `prometheus-client` encodes exemplars only for its own histograms.
 fn with_exemplars(page: &str, exemplars: &[(&str, Exemplar)]) -> String {
     let mut out = String::with_capacity(page.len() + 128 * exemplars.len());
     let mut bucket = 0;
@@ -375,7 +375,7 @@ impl Page<'_> {
         }
         let (name, unit, is_total) = match self.format {
             // In the text format, the description of a counter contains the full name with
-            // `_total`. In OpenMetrics, it contains the name without `_total`.
+            // `_total`. In OpenMetrics, the description contains the name without `_total`.
             Format::Text => (metric.name, None, false),
             Format::OpenMetrics => {
                 let family = metric.name.strip_suffix("_total");

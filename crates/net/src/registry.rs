@@ -1,4 +1,5 @@
-//! The registry of a listener's open connections. It admits new connections and evicts idle ones.
+//! The registry of a listener's open connections. The registry admits new connections and evicts
+//! idle connections.
 //!
 //! Like nginx, a full listener closes the longest-idle connection instead of refusing a new
 //! connection. If new connections were refused, an attacker could open idle connections to lock out
@@ -6,8 +7,8 @@
 //! refused.
 //!
 //! Idle time is measured in accepted connections instead of seconds. Whenever a connection's task
-//! is polled, the task stores the number of connections that the listener has accepted so far. This
-//! takes one load and one store, and avoids reading the clock.
+//! is polled, the task stores the number of connections that the listener has accepted so far.
+//! Storing this number takes one load and one store, and needs no clock.
 
 use std::{
     collections::HashMap,
@@ -26,10 +27,10 @@ use futures_util::task::AtomicWaker;
 /// 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// A connection that has never sent a request is evicted before all others, but only if it has been
-/// idle while the listener accepted 1/8 of its connection limit in newer connections. Until then,
-/// it is treated like the other connections, so that a new client has time to send its first
-/// request.
+/// While a connection is idle, the listener accepts newer connections. Once their number reaches
+/// 1/8 of the connection limit, an idle connection that has never sent a request is evicted before
+/// all others. Before that, such a connection counts like the others, so that a new client has time
+/// to send its first request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.
@@ -101,7 +102,7 @@ pub(super) enum Eviction {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionLimits {
     pub(super) connections: usize,
-    /// The per-client limit; `None` if this client is exempt.
+    /// The per-client limit; `None` if the client is exempt.
     pub(super) per_client: Option<usize>,
 }
 
@@ -208,7 +209,8 @@ impl OpenConnections {
     }
 }
 
-/// The registration of a connection. Dropping it removes the connection from the registry.
+/// The registration of a connection. Dropping the registration removes the connection from the
+/// registry.
 #[derive(Debug)]
 pub(super) struct Registration {
     registry: Arc<Registry>,
@@ -220,8 +222,8 @@ impl Registration {
         Activity(Arc::clone(&self.slot))
     }
 
-    /// Polls the connection's handler until it completes or the connection is evicted. This
-    /// function must run in its own task, so that the waker stays the same.
+    /// Polls the connection's handler until it completes or the connection is evicted. The function
+    /// must run in its own task, so that the waker stays the same.
     pub(super) async fn serve<F: Future<Output = ()>>(&self, serving: F) {
         let mut serving = std::pin::pin!(serving);
         let slot = &*self.slot;
@@ -248,8 +250,8 @@ impl Drop for Registration {
     }
 }
 
-/// The activity of a connection. A handler reports its connection's requests here, so that a busy
-/// connection is not closed to make room for a new one.
+/// The activity of a connection. A handler reports the requests of its connection here, so that the
+/// registry does not evict a busy connection.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<ConnectionState>);
 

@@ -32,15 +32,15 @@ use super::{
     shutdown::{ConnectionCount, Shutdown, Stage},
 };
 
-/// How long a relay waits for the client to close the connection after the last response. Meanwhile,
-/// it discards what the client sends: bytes that stay unread would reset the connection before the
-/// client has read the response.
+/// After the last response, a relay waits for this time for the client to close the connection.
+/// During this time, the relay discards what the client sends: unread bytes would reset the
+/// connection before the client has read the response.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Relays `stream` in a task of its own, which `relays` counts. The relay ends if the client reads
-/// nothing for `write_timeout`. Returns the socket for the other process. It has the type of a TCP
-/// stream because connections are served alike; a Unix socket supports all of its operations that
-/// serving needs.
+/// Relays `stream` in its own task, which counts in `relays`. The relay ends if the client reads
+/// nothing for `write_timeout`. Returns the socket for the other process. The socket has the type
+/// of a TCP stream, because all connections are served in the same way; a Unix socket supports all
+/// operations that serving needs.
 pub(super) fn start(
     stream: TlsStream<TcpStream>,
     write_timeout: Duration,
@@ -72,7 +72,7 @@ async fn relay(
     // The reason for the end of either direction does not matter: the connection is closed.
     let requests = pin!(async {
         tokio::select! {
-            // This also ends if the server has closed its side.
+            // Copying also ends if the server has closed its side.
             _ = copy(&mut from_client, &mut to_server) => {}
             // The server finishes the requests in progress and closes the connection, as if the
             // client had closed its side.

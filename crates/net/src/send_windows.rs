@@ -14,8 +14,9 @@ const INITIAL_BYTES: i64 = 65_535;
 /// The setting identifier `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A window with fewer bytes left is treated as used up. The threshold is not zero, because a
-/// window update may arrive between the time when data is queued and the time when it is written.
+/// A window with fewer bytes left is treated as used up. The threshold is above zero, because a
+/// window update may arrive between the time when data is queued and the time when the data is
+/// written.
 const USED_UP_BYTES: i64 = 1_024;
 
 /// The maximum number of tracked streams. h2 allows fewer concurrent streams.
@@ -111,8 +112,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a sent `DATA` frame. Returns whether the frame used up a window. If it did, the
-    /// client may have forced the server to end the frame there.
+    /// Records a sent `DATA` frame. Returns whether the frame used up a window. If the frame used
+    /// up a window, the client may have forced the server to end the frame there.
     pub(super) fn send_data(&mut self, frame: FrameHeader) -> bool {
         let bytes = i64::try_from(frame.length).unwrap_or(i64::MAX);
         self.connection = self.connection.saturating_sub(bytes);
@@ -124,8 +125,8 @@ impl SendWindows {
         *granted = granted.saturating_sub(bytes);
         let granted = *granted;
         let stream = granted.saturating_add(self.initial);
-        // A negative window does not count as used up: only a changed setting can make it negative,
-        // and the server sends no data until it is positive again.
+        // A negative window does not count as used up: only a changed setting can make a window
+        // negative, and the server then sends no data until the window is positive again.
         let used_up = 0..USED_UP_BYTES;
         used_up.contains(&stream) || used_up.contains(&self.connection)
     }

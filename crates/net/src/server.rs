@@ -27,7 +27,8 @@ pub struct Server {
     workers: Vec<Worker>,
     shutdown: Shutdown,
     open: Arc<ConnectionCount>,
-    /// The TLS connections that are relayed to another process. They are not in `open`.
+    /// The TLS connections that are relayed to another process. These connections are not in
+    /// `open`.
     relays: Arc<ConnectionCount>,
     listeners: Mutex<Vec<Arc<dyn Adopt>>>,
 }
@@ -67,7 +68,7 @@ impl Server {
     }
 
     /// Starts `workers` threads like [`Self::start`], for a server that takes over from another
-    /// process. Its listeners accept no connections until [`Self::begin_serving`].
+    /// process. The listeners of the server accept no connections until [`Self::begin_serving`].
     ///
     /// # Errors
     ///
@@ -188,8 +189,8 @@ impl Server {
     /// Stops listening, waits up to `drain` for requests in flight, and drops the remaining
     /// connections. Returns the number of dropped connections.
     ///
-    /// Do not call this function from a handler, because it would wait for the handler's own
-    /// connection.
+    /// Do not call this function from a handler, because the function would wait for the handler's
+    /// own connection.
     pub async fn shutdown(self, drain: Duration) -> usize {
         self.shutdown.begin();
         // After the deadline, the remaining connections are closed when `self` is dropped.
@@ -198,9 +199,9 @@ impl Server {
         self.open.open()
     }
 
-    /// Stops accepting connections; they wait in the accept queues of the sockets. Connections that
-    /// cannot be handed over (HTTP/2) finish their requests and close. The others serve further
-    /// requests.
+    /// Stops accepting connections; new connections wait in the accept queues of the sockets.
+    /// Connections that cannot be handed over (HTTP/2) finish their requests and close. All other
+    /// connections serve further requests.
     pub async fn stop_accepting(&self) {
         self.shutdown.enter(Stage::Closing);
         // All listeners accept on the first worker, so none is in the middle of accepting a
@@ -309,7 +310,7 @@ mod tests {
             });
             let mut handed_over = pin!(server.hand_over(Box::new(drop)));
             assert!(handed_over.as_mut().now_or_never().is_none());
-            // The worker runs its jobs in order, so it has run the job of the handover as well.
+            // The worker runs its jobs in order, so it has also run the handover job.
             server.workers[1 - busy].jobs.yielded().await;
             assert!(handed_over.as_mut().now_or_never().is_none());
             drop(release);

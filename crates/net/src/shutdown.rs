@@ -22,9 +22,9 @@ use tokio::sync::Notify;
 
 use super::moved::Sink;
 
-/// A shutdown signal, shared by all clones. A shutdown is first announced and begins later. It
-/// cannot be cancelled. An upgrade to another process goes through more stages ([`Stage`]), and can
-/// be cancelled.
+/// A shutdown signal, shared by all clones. A shutdown is first announced and begins later. A
+/// shutdown cannot be cancelled. An upgrade to another process goes through more stages
+/// ([`Stage`]), and can be cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
@@ -46,8 +46,9 @@ pub enum Stage {
     Serving = 0,
     /// The server does not accept connections yet, because another process still serves.
     Waiting = 1,
-    /// The server prepares to hand over its connections. It accepts no connections. The connections
-    /// that cannot be handed over finish their requests and close. All others serve requests.
+    /// The server prepares to hand over its connections. The server accepts no new connections. The
+    /// connections that cannot be handed over finish their requests and close. All others serve
+    /// requests.
     Closing = 2,
     /// The server hands over each connection that is between two requests.
     HandingOver = 3,
@@ -94,7 +95,8 @@ impl Shutdown {
         self.0.announced.has_come()
     }
 
-    /// Waits until the shutdown is announced. Returns immediately if it has already been announced.
+    /// Waits until the shutdown is announced. Returns immediately if the shutdown has already been
+    /// announced.
     pub async fn announced(&self) {
         self.0.announced.come().await;
     }
@@ -106,8 +108,8 @@ impl Shutdown {
         self.stage().is_closing()
     }
 
-    /// Waits until connections must finish their requests and close. Returns immediately if they
-    /// must do so already.
+    /// Waits until connections must finish their requests and close. Returns immediately if
+    /// connections must do so already.
     pub async fn begun(&self) {
         self.reached(Stage::is_closing).await;
     }
@@ -168,7 +170,7 @@ impl Shutdown {
         self.0.announced.happen();
     }
 
-    /// Begins the shutdown, even if it has not been announced.
+    /// Begins the shutdown, even without an announcement.
     pub fn begin(&self) {
         self.announce();
         self.enter(Stage::Ending);

@@ -4,7 +4,7 @@
 //! The [`Phase`] of the connection determines which read timeout applies. The stream itself ends
 //! the idle phase when bytes arrive. The protocol code begins the other phases, because only that
 //! code knows where a request or a response ends. Each direction has a lazy timer, which is set
-//! only when the connection has to wait. As a result, the timeouts require only one clock read per
+//! only when the connection has to wait. Therefore, the timeouts take only one clock read per
 //! request.
 
 use std::{
@@ -162,7 +162,7 @@ pub struct TimedStream<S> {
     stream: S,
     timeouts: StreamTimeouts,
     phase: Phase,
-    /// Bytes that another process has read from the stream. They are read again first.
+    /// Bytes that another process has read from the stream. The stream returns these bytes first.
     unread: Vec<u8>,
     /// The read timer, which is created at the first wait.
     read_timer: Option<LazyTimer>,
@@ -176,8 +176,8 @@ impl<S> TimedStream<S> {
         Self::in_phase(REQUEST, stream, timeouts)
     }
 
-    /// Wraps `stream`, from which another process has read the bytes `unread` and not used them.
-    /// These bytes are read first. Begins the idle phase if there are none.
+    /// Wraps `stream`; another process has read the bytes `unread` from it and not processed them.
+    /// The new stream returns these bytes first. Begins the idle phase if `unread` is empty.
     pub fn resumed(stream: S, timeouts: StreamTimeouts, unread: Vec<u8>) -> Self {
         let phase = if unread.is_empty() { IDLE } else { REQUEST };
         Self {
@@ -194,7 +194,7 @@ impl<S> TimedStream<S> {
 
     /// Wraps `stream` with a write timeout only.
     pub fn without_read_timeout(stream: S, write: WriteTimeout) -> Self {
-        // This stream always stays in the response phase, which has no read timeout.
+        // The wrapped stream always stays in the response phase, which has no read timeout.
         let timeouts = StreamTimeouts {
             idle: Duration::MAX,
             request: Duration::MAX,
@@ -345,15 +345,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         let phase = self.phase.current();
-        // hyper flushes when it has no more data to write. It may do so before it has written the
-        // response to the last request.
+        // hyper flushes when it has no more data to write. hyper may flush before it has written
+        // the response to the last request.
         if phase != RESPONSE {
             let is_response_due = &self.phase.0.is_response_due;
             is_response_due.store(false, Ordering::Relaxed);
         }
-        // Start the idle timeout at the end of the response. This is necessary because the timeout
-        // otherwise starts when hyper polls for reading. If hyper already knows that there is
-        // nothing to read, it polls for reading only when data arrives.
+        // Start the idle timeout at the end of the response. Without this call, the timeout would
+        // start when hyper polls for reading. If hyper already knows that there is nothing to read,
+        // it polls for reading only when data arrives.
         if phase == IDLE && !self.phase.is_timed() {
             // The timer was set just now, so it cannot have expired.
             let _ = self.poll_read_timeout::<()>(cx);

@@ -16,7 +16,7 @@ use tokio::{
 /// Moving the deadline takes two stores. The runtime's timer is registered again only if it fires
 /// before the deadline. For example, with a timeout of one minute, a connection that is busy for an
 /// hour registers a timer about 60 times, regardless of its number of requests. The waker is not
-/// registered again either, as long as the same task waits.
+/// registered again either, while the same task waits.
 ///
 /// If the deadline moves to a time before the registered timer, the timer is registered again
 /// immediately.
@@ -68,7 +68,7 @@ impl LazyTimer {
             self.reset();
         }
         // If the task has used up its cooperative budget, tokio's timer wakes the task immediately
-        // instead of registering its waker.
+        // and does not register the waker.
         self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending
     }
@@ -131,7 +131,7 @@ mod tests {
     const MORE_THAN_A_TURN: usize = 200;
 
     /// The task may have used any part of its budget before it polls the timer, so the test tries
-    /// each amount. In one case, the timer is new; in the other, it has fired before the deadline.
+    /// each amount. The test covers a new timer, and a timer that has fired before the deadline.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_was_polled_is_still_woken() {
         for (done, fires_before) in

@@ -1,8 +1,8 @@
 //! TLS for a listener: the server certificate, and client authentication.
 //!
 //! Like the rules file, the TLS files are checked for changes, and are reloaded after a change.
-//! Only new connections use the new certificate. A certificate and its key are two files, and two
-//! files cannot be replaced atomically. Therefore changed files are reloaded only after two
+//! Only new connections use a new certificate. A certificate and its key are in two files, which
+//! cannot be replaced atomically together. Therefore, changed files are reloaded only after two
 //! consecutive checks have found the same modification stamps.
 
 use std::{
@@ -111,7 +111,7 @@ impl TlsListener {
     }
 }
 
-/// The reason why TLS cannot be used. Each error message names the setting at fault.
+/// The reason why TLS cannot be used. The error message names the setting that is at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
@@ -264,7 +264,7 @@ impl Tls {
     }
 
     /// Performs the TLS handshake for `connection`, within `limit`. Returns `None` if the handshake
-    /// has failed, which is logged, if the server shuts down, or if the connection was handed over
+    /// has failed (which is logged), if the server shuts down, or if the connection was handed over
     /// to another process.
     ///
     /// An upgrade to another process does not interrupt the handshake, because a handshake cannot
