@@ -38,7 +38,7 @@ pub(crate) fn text(ip: IpAddr) -> String {
 }
 
 /// Returns the network with the first `prefix` bits of an IPv6 address. One client usually controls
-/// all addresses of its network. Returns an IPv4 address unchanged. `prefix` must be at most 128.
+/// all addresses of a network. Returns an IPv4 address unchanged. `prefix` must be at most 128.
 pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
     match ip {
         IpAddr::V4(_) => ip,

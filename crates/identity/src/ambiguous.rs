@@ -19,16 +19,15 @@ pub enum AmbiguousRequest {
     /// The header `Connection` names the header of this entry, so a proxy may remove the header
     /// before the service sees it. The string is the entry name.
     HopByHop(Box<str>),
-    /// The request has a second header whose name differs from the name of this entry's header only
-    /// in that it has `_` instead of `-`. Many services treat the two names as equal. The string is
-    /// the entry name.
+    /// The request has a second header, whose name is that of the entry's header with `_` instead
+    /// of `-`. Many services treat the two names as equal. The string is the entry name.
     Alias(Box<str>),
     /// A cookie value contains an escaped character that does not need escaping, such as `%61` for
-    /// `a`. Some services decode such escapes and others do not, so the rules could use a different
-    /// value than the service. The string is the entry name.
+    /// `a`. Some services decode such escapes and others do not, so the rules and the service could
+    /// use different values. The string is the entry name.
     HiddenLetters(Box<str>),
     /// The path has `.` or `..` segments. Some services resolve these segments and others do not,
-    /// so the rules could use a different path than the service.
+    /// so the rules and the service could use different paths.
     DotSegments,
     /// The value of this entry is not a single IP address. The string is the entry name.
     NotAnAddress(Box<str>),

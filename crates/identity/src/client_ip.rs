@@ -1,9 +1,9 @@
 //! Finds the client address of a request. The configuration says which proxies are trusted.
 //!
 //! Each proxy on the path appends the address of its own peer to a list, for example in
-//! `X-Forwarded-For`. A client can also send such a list. The client's elements then precede the
-//! proxies' elements. The list is therefore read from the right, starting at the socket's peer, up
-//! to the first address that is not a trusted proxy:
+//! `X-Forwarded-For`. A client can also send such a list. The client's own elements then precede
+//! the proxies' elements. Therefore, the list is read from the right, starting at the socket's
+//! peer, up to the first address that is not a trusted proxy:
 //!
 //! ```text
 //! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8
@@ -37,12 +37,12 @@ pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 /// The trusted proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
-    /// The number of trusted proxies between the clients and this server. Their addresses are not
-    /// checked. With 0 proxies, the socket's peer is the client. This setting is safe only if
-    /// clients cannot bypass any of the proxies.
+    /// The number of trusted proxies between the clients and this server. The addresses of the
+    /// proxies are not checked. With 0 proxies, the socket's peer is the client. The setting is
+    /// safe only if clients cannot bypass any of the proxies.
     Hops(usize),
     /// The networks of the trusted proxies. An IPv4-mapped network is treated as the IPv4 network.
-    /// This setting works with any number of proxies on the path.
+    /// The setting works with any number of proxies on the path.
     Nets(Vec<IpNet>),
 }
 
@@ -106,8 +106,8 @@ impl Trust {
         })
     }
 
-    /// Trusts the nearest `hops` proxies, without checking their addresses. This replaces the
-    /// previous setting for trusted proxies.
+    /// Trusts the nearest `hops` proxies, without checking their addresses. Replaces the previous
+    /// setting for trusted proxies.
     #[must_use]
     pub fn with_hops(self, hops: usize) -> Self {
         Self {
@@ -120,10 +120,10 @@ impl Trust {
     ///
     /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address recorded by a
     /// trusted proxy may be unusable: it may be `unknown`, invalid, or missing because the list is
-    /// too short. In this case, the last known address is returned. With [`Proxies::Hops`], this is
-    /// `peer`. With [`Proxies::Nets`], it is the address of the proxy that recorded the unusable
-    /// address. This way, a client cannot use a header to choose an address that no trusted proxy
-    /// has written.
+    /// too short. The result is then the last known address. With [`Proxies::Hops`], the last known
+    /// address is `peer`. With [`Proxies::Nets`], the last known address is that of the proxy that
+    /// recorded the unusable address. Therefore, a client cannot use a header to choose an address
+    /// that no trusted proxy has written.
     #[must_use]
     pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();

@@ -61,8 +61,8 @@ impl DialectHeaders {
     /// Returns the header names of `dialect`. With [`HeaderDialect::Detect`], detects the dialect
     /// from the request.
     ///
-    /// The two dialects are never mixed. Otherwise, a client could add a header of the other
-    /// dialect, and thereby set a value that the proxy does not send.
+    /// The two dialects are never mixed. If they were mixed, a client could add a header of the
+    /// other dialect, and thereby set a value that the proxy does not send.
     pub(crate) fn of(
         headers: &HeaderMap,
         dialect: HeaderDialect,

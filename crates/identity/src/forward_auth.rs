@@ -62,10 +62,10 @@ pub struct ForwardAuthContext<'t> {
     /// The trusted proxies in front of the sender. If the sender is nginx, `X-Real-IP` contains the
     /// address of nginx's own peer.
     pub trust: &'t Trust,
-    /// The derived entries by name. They take precedence over the entries of the table in the
-    /// module documentation.
+    /// The derived entries by name. The derived entries take precedence over the entries of the
+    /// table in the module documentation.
     pub derived: &'t [(Box<str>, DerivedEntry)],
-    /// The GeoIP source. If it is set, the entries `country` and `asn` never come from headers,
+    /// The GeoIP source. With a source, the entries `country` and `asn` never come from headers,
     /// even for addresses that the source does not contain.
     pub geoip: Option<&'t dyn GeoIpSource>,
 }
@@ -82,15 +82,15 @@ pub struct DescribedRequest<'r> {
     pub target: Option<&'r str>,
     /// The original host, with or without the port.
     pub host: Option<&'r str>,
-    /// The original scheme. If it is `None`, the entry `scheme` comes from `X-Forwarded-Proto`.
+    /// The original scheme. Without a scheme, the entry `scheme` comes from `X-Forwarded-Proto`.
     pub scheme: Option<&'r str>,
-    /// The address of the proxy's own peer. If it is `None`, the proxy must have appended the
-    /// address to the address header. If it is `Some`, and the proxy has also appended the address
-    /// to the header, the appended element counts as one more proxy with
+    /// The address of the proxy's own peer. If `peer` is `None`, the proxy must have appended the
+    /// address to the address header. If `peer` is `Some` and the proxy has also appended the
+    /// address to the header, the appended element counts as one more proxy with
     /// [`Proxies::Hops`](crate::Proxies::Hops).
     pub peer: Option<IpAddr>,
-    /// The entries that the proxy's configuration sets, by name. They take precedence over all
-    /// other entries, and their values are used unchanged.
+    /// The entries that the proxy's configuration sets, by name. These entries take precedence over
+    /// all other entries, and their values are used unchanged.
     pub entries: &'r [(&'r str, &'r str)],
 }
 
@@ -117,9 +117,10 @@ impl<'r> ForwardAuthRequest<'r> {
     pub fn described(request: DescribedRequest<'r>, context: ForwardAuthContext<'r>) -> Self {
         let headers = request.headers;
         let named = match request.peer {
-            // It is unknown whether the proxy has appended `peer` to the list. Even if the last
-            // element equals `peer`, the proxy may have taken `peer` from the list. Therefore, do
-            // not skip such an element. Otherwise, a client could choose its own address.
+            // This code cannot tell whether the proxy has appended `peer` to the list. Even if the
+            // last element equals `peer`, the proxy may have taken `peer` from the list. Therefore,
+            // do not skip a last element that equals `peer`. If it were skipped, a client could
+            // choose its own address.
             Some(peer) => Some(context.trust.client_ip(peer, headers)),
             None => context.trust.client_ip_from_proxy(headers),
         };
@@ -229,9 +230,9 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 
     /// Returns the value of the header `known`, which is the source of the entry `name`. Fails if
-    /// the service might receive a different value. The value can differ because a proxy may remove
-    /// headers that `Connection` names, and because the service may treat `_` in a header name as
-    /// `-`.
+    /// the service might receive a different value. The service might receive a different value
+    /// because a proxy may remove headers that `Connection` names, or because the service may treat
+    /// `_` in a header name as `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));

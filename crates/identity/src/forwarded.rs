@@ -5,9 +5,9 @@
 //! Forwarded: for=192.0.2.43, for="[2001:db8:cafe::17]:4711";proto=https;by=203.0.113.43
 //! ```
 //!
-//! The header is parsed from the right, because the nearest proxy appends its element there. This
-//! way, an unclosed quotation mark in the client's part of the header cannot hide the elements
-//! appended by proxies.
+//! The header is parsed from the right, because the nearest proxy appends its element there.
+//! Therefore, an unclosed quotation mark in the client's part of the header cannot hide the
+//! elements appended by proxies.
 
 /// Returns the `for` parameters of the elements in one header line, starting with the last element.
 /// An item is `None` if the element has no valid `for` parameter.

@@ -5,7 +5,8 @@ use std::{fmt, net::IpAddr};
 /// A GeoIP source. Use a MaxMind database (`MaxMind`, with the feature `maxmind`), or implement
 /// this trait.
 ///
-/// The source is called for every request if a rule uses `country` or `asn`. It must not block.
+/// The source is called for every request if a rule uses `country` or `asn`. A lookup must not
+/// block.
 pub trait GeoIpSource: fmt::Debug + Send + Sync {
     /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if the country
     /// is unknown.

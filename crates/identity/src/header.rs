@@ -32,11 +32,11 @@ pub fn joined_header<'r>(
 }
 
 /// Splits a value into lines. Some proxies, such as Envoy, join all lines of a header into one
-/// value, with commas between the lines. They do not add spaces, so a comma followed by white space
-/// is part of a line.
+/// value, with commas between the lines. These proxies do not add spaces, so a comma followed by
+/// white space is part of a line.
 ///
-/// Without the split, a client could send a second line of a header that a rule uses as a key, and
-/// thereby get a new counter.
+/// If the lines stayed joined, a client could send a second line of a header that a rule uses as a
+/// key, and thereby get a new counter.
 pub fn joined_lines(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(value);
     std::iter::from_fn(move || {
@@ -102,7 +102,7 @@ pub fn split_joined_headers(headers: &HeaderMap) -> Result<HeaderMap, TooManyHea
             continue;
         }
         for line in joined_lines(value.as_bytes()) {
-            // This never fails, because any part of a valid header value is valid.
+            // The conversion never fails, because any part of a valid header value is valid.
             if let Ok(line) = HeaderValue::from_bytes(line) {
                 append(line)?;
             }

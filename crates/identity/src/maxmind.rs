@@ -13,8 +13,8 @@ type Database = Reader<Vec<u8>>;
 /// databases have a few million networks.
 const MAX_NETWORKS: usize = 1 << 24;
 
-/// A GeoIP source with MaxMind databases. It accepts GeoLite2 and GeoIP2 databases of the types
-/// Country, City, ASN and ISP.
+/// A GeoIP source with MaxMind databases. The source accepts GeoLite2 and GeoIP2 databases of the
+/// types Country, City, ASN and ISP.
 ///
 /// The databases are kept in memory. The method [`put`](Self::put) can replace a database at any
 /// time, without interrupting requests. An entry without a database is absent.

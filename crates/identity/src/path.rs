@@ -14,10 +14,10 @@ use crate::AmbiguousRequest;
 ///
 /// # Errors
 ///
-/// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`. This also holds if the
-/// segment is encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which some servers
-/// treat as a slash. Ordinary clients resolve these segments before they send a request. Some
-/// servers also resolve these segments, and others look for a file of that name.
+/// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`. A segment also counts as
+/// `.` or `..` if it is encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which
+/// some servers treat as a slash. Ordinary clients resolve such segments before they send a
+/// request. Some servers also resolve such segments, and others look for a file of that name.
 pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {

@@ -15,8 +15,9 @@ use crate::{
 /// The value of an entry: `None` if the entry is absent, and an error if the value is ambiguous.
 pub type EntryValue<'r> = Result<Option<Cow<'r, str>>, AmbiguousRequest>;
 
-/// Returns the value of the entry `name`. If there is a derived entry of that name, returns its
-/// value. Otherwise, returns the value from `given`. An empty value counts as absent.
+/// Returns the value of the entry `name`. If there is a derived entry of this name, returns the
+/// value of the derived entry. Without a derived entry, returns the value from `given`. An empty
+/// value counts as absent.
 pub(crate) fn derived_or_given<'r>(
     derived: &[(Box<str>, DerivedEntry)],
     name: &str,
