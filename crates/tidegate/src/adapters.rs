@@ -12,8 +12,7 @@ use tidegate_core::{MemoryStore, Timestamp};
 use crate::timer::TokioTimer;
 use crate::{AcquireError, BlockingStore, Key, Limiter};
 
-/// An item that was not admitted. Either it can never be admitted, or too many requests are
-/// waiting.
+/// An item that was not admitted. The item can never be admitted, or too many requests are waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitError<T> {
     /// The item.
@@ -49,9 +48,9 @@ impl<T: fmt::Debug> Error for RateLimitError<T> {}
 /// ```
 #[cfg(feature = "tokio")]
 pub trait StreamRateLimit: Stream + Sized {
-    /// Returns a stream of the same items. Each item waits for admission on `key` for as long as
+    /// Returns a stream of the same items. Each item waits until `key` admits it, for as long as
     /// the limit requires. Of the limiter's [`WaitBounds`](crate::WaitBounds), only the maximum
-    /// numbers of waiting requests apply. The longest wait does not apply.
+    /// numbers of waiting requests apply. The longest wait of the limiter does not apply.
     ///
     /// If the stream is dropped, a waiting item is dropped with it and is not charged.
     fn rate_limited<'a, S, K>(
@@ -92,9 +91,9 @@ impl<T: Stream> StreamRateLimit for T {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait IteratorRateLimit: Iterator + Sized {
-    /// Returns an iterator over the same items. Each item waits for admission on `key` for as long
+    /// Returns an iterator over the same items. Each item waits until `key` admits it, for as long
     /// as the limit requires. Of the limiter's [`WaitBounds`](crate::WaitBounds), only the maximum
-    /// numbers of waiting requests apply. The longest wait does not apply.
+    /// numbers of waiting requests apply. The longest wait of the limiter does not apply.
     fn rate_limited<S: BlockingStore, K: Key + Clone>(
         self,
         limiter: &Limiter<S>,

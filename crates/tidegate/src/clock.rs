@@ -15,10 +15,10 @@ use tidegate_core::Timestamp;
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
 /// Later changes of the wall clock have no effect. Until the program restarts, calendar windows and
-/// schedules are therefore off by the size of such a change. An [upgrade](Self::continue_from) is
-/// not a restart. Calendar windows and schedules are also off by the time for which the machine was
-/// suspended, because Linux's monotonic clock does not count that time. Limits measure only elapsed
-/// time and are not affected. Clones are cheap and return the same time.
+/// schedules are therefore off by the size of such a change. An [upgrade](Self::continue_from) does
+/// not count as a restart. Calendar windows and schedules are also off by the time for which the
+/// machine was suspended, because Linux's monotonic clock does not count that time. Limits measure
+/// only elapsed time and are not affected. Clones are cheap and return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to within a few parts per million, and this error adds up to minutes
@@ -26,10 +26,10 @@ use tidegate_core::Timestamp;
 /// clock, whose rate is adjusted by time synchronization.
 ///
 /// The counter can also jump: it may count the time of a suspension, which the monotonic clock does
-/// not count, or restart at zero. The counter is therefore trusted for only two seconds after each
-/// comparison with the monotonic clock. If these two seconds have elapsed, or if the count is lower
-/// than before, a read first makes a new comparison. A jump therefore shifts the time by at most
-/// two seconds, and only until the next comparison.
+/// not count, or restart at zero. Therefore, the counter is trusted for only two seconds after each
+/// comparison with the monotonic clock. If these two seconds have elapsed, or if the counter is
+/// lower than before, a read of the time first makes a new comparison. A jump of the counter
+/// therefore shifts the time by at most two seconds, and only until the next comparison.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -61,7 +61,7 @@ struct Counter {
     compared_micros: AtomicU64,
 }
 
-/// How long the counter is trusted after a comparison: twice the server's interval between
+/// After a comparison, the counter is trusted for this time: twice the server's interval between
 /// comparisons, so that decisions normally do not read the system clock.
 const TRUSTED_MICROS: u64 = 2_000_000;
 
@@ -101,8 +101,8 @@ impl Counter {
     /// Reads the system clock and the counter at almost the same instant. The counter is read last,
     /// so that the corrected time is never ahead of the system clock.
     fn read_both(&self) -> (u64, u64) {
-        /// Two reads at most this far apart are treated as simultaneous. Reading a clock takes less
-        /// time, unless the thread is preempted or the machine is suspended.
+        /// Two reads that are at most this far apart count as simultaneous. Reading a clock takes
+        /// less time, unless the thread is preempted or the machine is suspended.
         const TOGETHER_MICROS: u64 = 100;
         const TRIES: usize = 4;
         let mut both = (0, 0);
@@ -177,9 +177,9 @@ impl Clock {
         Self(Source::Real(Arc::new(counter)))
     }
 
-    /// Corrects the counted time against the system's monotonic clock. Calling this method once a
-    /// second is sufficient, because the two clocks diverge by only a few dozen microseconds per
-    /// second. A correction may move the time back by this amount. Until the time has caught up,
+    /// Corrects the counted time against the system's monotonic clock. One call per second is
+    /// enough, because the two clocks diverge by only a few dozen microseconds per second. A
+    /// correction may move the time back by a few dozen microseconds. Until the time has caught up,
     /// stores use the latest instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
@@ -187,10 +187,10 @@ impl Clock {
         }
     }
 
-    /// Sets the time of this clock and of all its clones to `now`, the time of another process that
-    /// this process replaces. If the wall clock was stepped while the other process was running,
-    /// the clocks of the two processes differ, and instants of the other process would be wrong
-    /// here. Has no effect on a clock of tokio.
+    /// Sets the time of this clock and of all its clones to `now`, which is the time of the old
+    /// process in an upgrade. If the wall clock was stepped while the old process was running, the
+    /// clocks of the two processes differ, and instants of the old process would be wrong in this
+    /// process. Has no effect on a clock of tokio.
     pub fn continue_from(&self, now: Timestamp) {
         match &self.0 {
             Source::Real(counter) => counter.continue_from(now.as_micros()),
@@ -200,7 +200,7 @@ impl Clock {
         }
     }
 
-    /// Creates a clock for tests. Its time changes only when the clock is set.
+    /// Creates a clock for tests. The time of this clock changes only when the clock is set.
     #[must_use]
     pub fn manual(now: Timestamp) -> Self {
         Self(Source::Manual(Arc::new(AtomicU64::new(now.as_micros()))))

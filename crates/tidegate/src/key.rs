@@ -6,7 +6,7 @@ use std::{
 };
 
 /// The store's key for an empty key, because a store needs at least one byte. These bytes are not
-/// valid UTF-8, so they differ from every string.
+/// valid UTF-8, so no string equals them.
 pub(crate) const EMPTY: &[u8] = b"\x80tidegate:empty";
 
 /// A key: each key has its own count.

@@ -79,13 +79,13 @@ impl<S: Store> Limiter<S> {
     /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
     ///
     /// If the future is dropped, the request leaves its queue and nothing is charged. This method
-    /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond. If a
-    /// limit must admit more than one request per millisecond, give the limit a burst.
+    /// needs a tokio runtime with a timer. The timer has a resolution of a millisecond. If a limit
+    /// must admit more than one request per millisecond, give the limit a burst.
     ///
     /// # Errors
     ///
-    /// [`AcquireError`] if the request was not admitted. If it is known in advance that the request
-    /// cannot be admitted in time, the error is returned immediately.
+    /// [`AcquireError`] if the request was not admitted. Returns the error immediately if the
+    /// request can certainly not be admitted in time.
     ///
     /// [`WaitBounds::longest_wait`]: crate::WaitBounds::longest_wait
     #[cfg(feature = "tokio")]
@@ -149,8 +149,8 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// These methods block the thread. Do not call them in an async task, because they would block the
-/// runtime's worker thread.
+/// The methods in this block block the thread. Do not call these methods in an async task, because
+/// they would block the runtime's worker thread.
 impl<S: BlockingStore> Limiter<S> {
     /// Decides like [`check_async`](Limiter::check_async).
     pub fn check_blocking(&self, key: impl Key) -> Verdict<'_> {
@@ -163,8 +163,8 @@ impl<S: BlockingStore> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`AcquireError`] if the request was not admitted. If it is known in advance that the request
-    /// cannot be admitted in time, the error is returned immediately.
+    /// [`AcquireError`] if the request was not admitted. Returns the error immediately if the
+    /// request can certainly not be admitted in time.
     ///
     /// [`WaitBounds::longest_wait`]: crate::WaitBounds::longest_wait
     pub fn acquire_blocking(&self, key: impl Key) -> Result<Verdict<'_>, AcquireError> {

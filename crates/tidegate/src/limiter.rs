@@ -107,7 +107,7 @@ impl<S: Store, P> Limiter<S, P> {
     /// Redis store.
     ///
     /// A [manual clock](Clock::manual) affects only decisions. A waiting task sleeps by tokio's
-    /// time. To control both in a test, use [`Clock::tokio`].
+    /// time. To control decisions and waiting tasks in a test, use [`Clock::tokio`].
     #[must_use]
     pub fn new(limits: impl IntoPolicy<Policy = P>, store: S, clock: Clock) -> Self {
         Self {
@@ -162,13 +162,13 @@ impl<S: Store, P> Limiter<S, P> {
         let now = self.clock.now();
         if waits == Waits::InLine {
             for charge in &mut *charges {
-                // The request already waits in this limiter's queue, so a queue limit must not
-                // delay it as well.
+                // The request already waits in this limiter's queue, so a queueing limit must not
+                // add a delay.
                 charge.longest_wait = Some(Span::ZERO);
             }
         }
-        // The store has its own timeout, after which it uses a fallback policy. Do not limit this
-        // call to the request's remaining wait time, because that could shorten the store's
+        // The store has its own timeout, after which it uses a fallback policy. Do not limit the
+        // store call to the request's remaining wait time, because that could shorten the store's
         // timeout.
         let decided = self
             .store

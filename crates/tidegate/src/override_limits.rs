@@ -16,8 +16,8 @@ const BITS: u32 = 2;
 /// A set of limits that only grows, so that verdicts can borrow from it. Overrides with the same
 /// replacement share their limits, so the set has one item for each replacement that was used.
 ///
-/// The set is a tree. The hash of an item's address determines its path from the root, so finding
-/// an item takes a number of steps that is logarithmic in the number of items.
+/// The set is a tree. The hash of an item's address determines the path from the root to the item,
+/// so the number of steps to an item is logarithmic in the number of items.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideLimits {
     hasher: RandomState,
@@ -34,7 +34,7 @@ struct Node {
 }
 
 impl OverrideLimits {
-    /// Returns `limits`, borrowed from this set. Adds them if the set does not contain them.
+    /// Returns `limits`, borrowed from this set. Adds `limits` if the set does not contain them.
     pub(crate) fn keep(&self, limits: &Arc<Limits>) -> &Limits {
         let mut hash = self.hasher.hash_one(Arc::as_ptr(limits));
         let mut slot = &self.root;

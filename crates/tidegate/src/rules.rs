@@ -41,7 +41,7 @@ impl IntoPolicy for RuleSet {
 }
 
 impl<S: Store> Limiter<S, Rules> {
-    /// Returns the active rules. Use them to decide requests.
+    /// Returns the active rules. Use these rules to decide requests.
     ///
     /// # Examples
     ///
@@ -69,8 +69,8 @@ impl<S: Store> Limiter<S, Rules> {
 
     /// Replaces the active rules. If a new rule has the same name and key as an old rule, the
     /// counts of the old rule are kept. Requests in progress are still decided under the old rules,
-    /// except those that wait for a concurrency slot in a [`RateLimiter`]'s queue: when the turn of
-    /// such a request comes, it is decided under the rules that are active then.
+    /// except for requests that wait for a concurrency slot in a [`RateLimiter`]'s queue. Such a
+    /// request is decided under the rules that are active when it is first in its queue.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.inheriting_from(&self.policy.0.load());
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
@@ -99,7 +99,7 @@ impl<S: Store> RateLimiter for Limiter<S, Rules> {
     }
 }
 
-/// The rules of a limiter at one point in time. Verdicts borrow from them.
+/// The rules of a limiter at one point in time. Verdicts borrow from this value.
 ///
 /// Changes of [overrides](tidegate_core::Overrides) apply at once. The limits of all overrides that
 /// requests have used are kept until this value is dropped, so do not keep it longer than needed.
@@ -194,8 +194,9 @@ impl<S: Store> CurrentRules<'_, S> {
     /// Waits until `request` is admitted, as [`Limiter::acquire`] does for a key. Requests charged
     /// by the same rules on the same keys are admitted in the order in which they began to wait.
     ///
-    /// The request is decided under these rules even if [`Limiter::swap_rules`] replaces them while
-    /// it waits. Changes of overrides and blocks apply when its turn comes.
+    /// The request is decided under these rules even if [`Limiter::swap_rules`] replaces the rules
+    /// while the request waits. Changes of overrides and blocks take effect when the request is
+    /// first in its queue.
     ///
     /// # Errors
     ///
@@ -296,8 +297,8 @@ impl<S: Store> CurrentRules<'_, S> {
     }
 }
 
-/// These methods block the thread. Do not call them in an async task, because they would block the
-/// runtime's worker thread.
+/// The methods in this block block the thread. Do not call these methods in an async task, because
+/// they would block the runtime's worker thread.
 impl<S: BlockingStore> CurrentRules<'_, S> {
     /// Decides like [`check_async`](CurrentRules::check_async).
     ///
@@ -432,7 +433,7 @@ mod tests {
     }
 
     /// The verdict of a request with an override has the limits of the override, even if the
-    /// override is changed while the verdict is in use.
+    /// override changes while the verdict is in use.
     #[test]
     fn a_verdict_borrows_the_limits_of_an_override() {
         let clock = Clock::manual(Timestamp::from_micros(1));

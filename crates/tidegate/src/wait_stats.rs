@@ -9,7 +9,8 @@ use tidegate_core::Span;
 pub enum WaitEnd {
     /// The request was admitted.
     Admitted,
-    /// The request was denied, because its longest wait elapsed or another limit denied it.
+    /// The request was denied, because its longest wait elapsed or because another limit denied the
+    /// request.
     Denied,
     /// The request was cancelled, for example because its client disconnected.
     Cancelled,

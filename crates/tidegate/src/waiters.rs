@@ -1,12 +1,12 @@
 //! Waiting requests: one queue for each key, in order of arrival.
 //!
-//! Only the first request in a queue is sent to the store, and it is charged when it is admitted. A
-//! request that stops waiting leaves its queue and does not need a refund.
+//! Only the first request in a queue is sent to the store, and the store charges this request when
+//! it admits it. A request that stops waiting leaves its queue and does not need a refund.
 //!
 //! [`Limiter::acquire`](crate::Limiter::acquire) uses [`QueuedRequest`], which waits for any limit.
 //! The layers and the listeners use [`SlotTurn`](crate::rate_limiter::SlotTurn), which waits for
-//! concurrency slots. Both use the same queues. The release of a slot wakes the first request in
-//! the queue of the slot's key.
+//! concurrency slots. `QueuedRequest` and `SlotTurn` use the same queues. The release of a slot
+//! wakes the first request in the queue of the slot's key.
 //!
 //! ```text
 //!   acquire ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted
@@ -35,8 +35,8 @@ use crate::{
 };
 
 /// The delay after which the first request in a queue tries again to get a slot. When this process
-/// releases a slot, the request wakes up earlier. The delay matters for slots released by other
-/// processes, for expired leases, and for raised limits.
+/// releases a slot, the first request wakes up earlier. The delay matters for slots released by
+/// other processes, for expired leases, and for raised limits.
 const POLL: Backoff = Backoff::new(Span::from_millis(10), Span::from_millis(500), Jitter::None);
 
 /// Returns the delay after attempt number `attempt`, counted from 0, of the first request in a
@@ -73,7 +73,7 @@ pub struct Waiters {
     pub(crate) bounds: WaitBounds,
     pub(crate) holding_times: HoldingTimes,
     pub(crate) stats: WaitStats,
-    /// The number of waiting requests. While it is 0, callers need not take the lock.
+    /// The number of waiting requests. While the number is 0, callers need not take the lock.
     count: AtomicUsize,
     /// The number of changes of the blocks by entries.
     block_changes: AtomicU64,
@@ -152,11 +152,12 @@ impl Waiters {
     }
 
     /// Makes all waiting requests check whether a [block by entries](tidegate_core::EntryBlocks)
-    /// denies them. Call this after such a block was set, so that a blocked request is denied at
-    /// once. Without this call, it is denied when its turn comes.
+    /// denies them. Call this method after such a block was set, so that a blocked request is
+    /// denied at once. Without this call, a blocked request is denied only when it is first in its
+    /// queue.
     pub fn recheck_entry_blocks(&self) {
-        // A request reads this number before it looks up the blocks. If the request does not see
-        // the new block, it sees here that the number has changed since.
+        // A request reads this number before it looks up the blocks. If the request does not see a
+        // new block, it sees at this point that the number has changed.
         self.block_changes.fetch_add(1, Ordering::AcqRel);
         if self.count() == 0 {
             return;
@@ -315,8 +316,8 @@ impl<'a> QueuedRequest<'a> {
 
     /// Returns the effect to use for deciding the request now.
     ///
-    /// A request that has to queue must not be charged yet, so it peeks first. If it can never be
-    /// admitted, or only after its deadline, it is rejected without waiting.
+    /// A request that has to queue must not be charged yet, so it peeks first. If the request can
+    /// never be admitted, or only after its deadline, it is rejected without waiting.
     pub(crate) fn effect(&mut self) -> Effect {
         let must_queue = self.ticket.is_none() && self.waiters.has_queue(self.key);
         self.effect = if must_queue {
@@ -328,8 +329,8 @@ impl<'a> QueuedRequest<'a> {
         self.effect
     }
 
-    /// Returns true if the request is admitted, given its verdict at `now`. Otherwise, puts the
-    /// request into the queue, if it is not there yet.
+    /// Returns true if the request is admitted, given its verdict at `now`. If the request is not
+    /// admitted, puts it into the queue, unless it is already there.
     pub(crate) fn has_passed(
         &mut self,
         verdict: &Verdict<'_>,
@@ -371,9 +372,9 @@ impl<'a> QueuedRequest<'a> {
         Ok(false)
     }
 
-    /// Waits until it is time to decide again. The first request in the queue waits until the
-    /// instant given by the latest decision, or until a slot of its key is released. Any other
-    /// request waits until it is first.
+    /// Waits until the request must be decided again. The first request in the queue waits until
+    /// the instant given by the latest decision, or until a slot of its key is released. Any other
+    /// request waits until it is the first request in the queue.
     pub(crate) async fn wait<T: Timer>(&mut self, timer: &T) -> Result<(), AcquireError> {
         let Some(ticket) = &self.ticket else {
             return Ok(());
@@ -419,7 +420,7 @@ pub(crate) struct Seen {
 /// Why a wait of a request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wake {
-    /// The request is now first in its queue, or slots were released while it was first.
+    /// The request is now the first in its queue, or slots were released while it was the first.
     Turn,
     /// The blocks by entries have changed.
     BlocksChanged,

@@ -57,11 +57,11 @@ pub trait RateLimiter: Send + Sync {
     /// The store of the limits.
     type Store: Store;
 
-    /// Returns the current time. Callers read it once for each request.
+    /// Returns the current time. Callers read the time once for each request.
     fn now(&self) -> Timestamp;
 
     /// Returns the active rules. Each decision uses one rule set from beginning to end. A request
-    /// that waits for a concurrency slot is decided again under the rules that are active then.
+    /// that waits for a concurrency slot is decided again under the rules that are then active.
     fn rules(&self) -> Arc<RuleSet>;
 
     /// Returns the store of the limits.
@@ -73,7 +73,8 @@ pub trait RateLimiter: Send + Sync {
     /// Decides `request` under `rules`, which must come from [`Self::rules`]. The result is ready
     /// immediately, unless the store has to wait for a reply.
     ///
-    /// If the future is dropped while it waits, the request may or may not have been charged.
+    /// If the future is dropped while it waits, the caller cannot know whether the request was
+    /// charged.
     ///
     /// # Errors
     ///
@@ -120,13 +121,13 @@ pub trait RateLimiter: Send + Sync {
     }
 
     /// Decides and charges `request`, and passes the verdict and the rules to `finish`. If the
-    /// request is denied only because no concurrency slot is free, it may wait up to `longest_wait`
-    /// for a slot, if the limit lets requests [wait](tidegate_core::Limit::slot_wait). The result
-    /// is ready immediately, unless the store has to wait for a reply or the request has to wait
-    /// for a slot.
+    /// request is denied only because no concurrency slot is free, and the limit lets requests
+    /// [wait](tidegate_core::Limit::slot_wait), the request may wait up to `longest_wait` for a
+    /// slot. The result is ready immediately, unless the store has to wait for a reply or the
+    /// request has to wait for a slot.
     ///
-    /// The request is decided under `rules`, which must come from [`Self::rules`]. After a wait, it
-    /// is decided under the rules that are active then.
+    /// The request is decided under `rules`, which must come from [`Self::rules`]. After a wait,
+    /// the request is decided under the rules that are then active.
     ///
     /// If the future is dropped while the request waits, the next request moves to the front of the
     /// queue.
@@ -235,8 +236,8 @@ pub struct PendingStretch<'a> {
 }
 
 impl<'a> PendingStretch<'a> {
-    /// Looks up the state of the parent rules, and raises the limits of `charges`. These must be
-    /// the charges that were passed to [`stretch`].
+    /// Looks up the state of the parent rules, and raises the limits of `charges`. `charges` must
+    /// be the charges that were passed to [`stretch`].
     pub async fn finish<S: Store>(self, store: &S, charges: &mut [Charge<'a>]) {
         let Self { mut parents, now } = self;
         let mut outcomes = Vec::new();

@@ -25,7 +25,7 @@ pub struct OwnedCharge {
     is_stretched: bool,
 }
 
-/// A charge without its limits. A server that reads it takes the limits from its own rules.
+/// A charge without its limits. A server that reads the charge takes the limits from its own rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCharge {
     /// The key.

@@ -12,7 +12,7 @@
 //!
 //! Nothing is charged while a request waits. When the request is first in its queue, all its limits
 //! are evaluated together, at the current time. When the longest wait of the request has elapsed,
-//! the request is decided a last time. This decision is the verdict.
+//! the request is decided a last time. This last decision is the verdict.
 //!
 //! The rules may change while a request waits. [`SlotTurn::decide_request`] therefore determines
 //! the charges again before each attempt, from the rules, overrides and blocks of that time. A
@@ -68,10 +68,10 @@ pub struct CancelSignal {
 }
 
 impl CancelSignal {
-    /// Cancels the request. Returns true if the store is being called. In this case, the caller
-    /// must poll the future until it is ready, because the store may make charges whose receipt
-    /// would otherwise be lost. The future is ready as soon as the store has replied. If this
-    /// method returns false, the caller must drop the future.
+    /// Cancels the request. Returns true if the store is being called. If the method returns true,
+    /// the caller must poll the future until it is ready, because the store may make charges whose
+    /// receipt would otherwise be lost. The future is ready as soon as the store has replied. If
+    /// the method returns false, the caller must drop the future.
     pub fn cancel(&self) -> bool {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.calls_store.load(Ordering::Relaxed)
@@ -210,7 +210,7 @@ impl<'s> SlotTurn<'s> {
     }
 
     /// Decides a request with these `charges` at `now`. Returns `None` if the store or the request
-    /// has to wait. In this case, nothing was charged, and the caller must call
+    /// has to wait. If the result is `None`, nothing was charged, and the caller must call
     /// [`decide`](Self::decide).
     #[inline]
     pub fn decide_now<L: RateLimiter + ?Sized>(
@@ -290,8 +290,8 @@ impl<'s> SlotTurn<'s> {
     }
 
     /// Decides `request` under `rules`, and passes the decision to `finish`. The request waits like
-    /// the request of [`decide`](Self::decide). After a wait, it is decided under the rules that
-    /// are active then, with the overrides and blocks of that time.
+    /// the request of [`decide`](Self::decide). After a wait, the request is decided under the
+    /// rules, overrides and blocks that are then active.
     ///
     /// # Errors
     ///
@@ -452,7 +452,7 @@ fn queue_ahead<'c>(
 
 /// Returns the queue for a request that was denied with these `outcomes`. Returns `None` if the
 /// request was admitted. Also returns `None` if a limit that does not let requests wait has denied
-/// the request, too, because waiting for slots would not help.
+/// the request as well, because waiting for slots would not help.
 fn queue_of_denial<'c>(
     decided: &StoreDecision,
     charges: &[Charge<'c>],
@@ -563,15 +563,15 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
         }
     }
 
-    /// Begins an attempt. Call this before the charges are determined, so that a later change of
-    /// the blocks is noticed.
+    /// Begins an attempt. Call this method before determining the charges, so that a later change
+    /// of the blocks is noticed.
     fn begin(&mut self) {
         #[cfg(feature = "tokio")]
         self.progress.begin(self.limiter.wait_queues());
     }
 
-    /// Returns whether the next attempt calls the store. It does not if the request waits, and only
-    /// checks whether a changed block by entries denies it.
+    /// Returns whether the next attempt calls the store. An attempt does not call the store if the
+    /// request waits and only checks whether a changed block by entries denies it.
     fn is_decided_next(&self) -> bool {
         #[cfg(feature = "tokio")]
         return !self.progress.only_blocks_changed();

@@ -102,9 +102,9 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
             return Some(decision);
         }
         let Some(queue) = queue else {
-            // If the peek was admitted, the next attempt charges the request. Otherwise, other
-            // limits or a block denied the request. The next attempt is then the last one: it
-            // makes the limits that count denied requests count this request.
+            // If the peek was admitted, the next attempt charges the request. If the peek was not
+            // admitted, other limits or a block denied the request. The next attempt is then the
+            // last one, in which the limits that count denied requests count this request.
             self.is_last = !is_admitted;
             self.has_peeked = true;
             return None;
@@ -144,7 +144,7 @@ fn hint(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Span {
     hints.min().unwrap_or(Span::ZERO)
 }
 
-/// A waiting request. Dropping it moves the next request to the front of the queue.
+/// A waiting request. Dropping this value moves the next request to the front of the queue.
 struct Wait<'l, L: RateLimiter + ?Sized> {
     ticket: Ticket<'l>,
     /// When the request entered the queue.
@@ -154,8 +154,9 @@ struct Wait<'l, L: RateLimiter + ?Sized> {
     /// The number of attempts since the request became first in the queue, or since slots were
     /// last released.
     attempts: u32,
-    /// Whether the request has just entered the queue. If it is also first, it is decided again
-    /// without a delay, because slots may have been released before it was in the queue.
+    /// Whether the request has just entered the queue. A new request that is also the first in the
+    /// queue is decided again without a delay, because slots may have been released before it was
+    /// in the queue.
     is_new: bool,
     /// The number of slot releases on the key before the latest decision.
     releases: u64,
@@ -182,10 +183,10 @@ impl<L: RateLimiter + ?Sized> Drop for WaitRecord<'_, L> {
 }
 
 impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
-    /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue.
-    /// The deadline of the request is never extended. Returns `None` if `queue` is full: the
-    /// request then no longer waits, because in its former queue it would delay the requests
-    /// behind it, which may have other keys now.
+    /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue. The
+    /// deadline of the request is never extended. Returns `None` if `queue` is full. The request
+    /// still leaves its former queue, because it would delay the requests behind it, which may have
+    /// other keys.
     fn enter(
         former: Option<Self>,
         limiter: &'l L,
@@ -219,8 +220,8 @@ impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
                 wait.end(WaitEnd::Denied);
                 return None;
             };
-            // This drops the ticket for the other queue, so the next request there moves to the
-            // front.
+            // Replacing the ticket drops the ticket for the other queue, so that the next request
+            // there moves to the front.
             wait.ticket = ticket;
             wait.entered = now;
             wait.attempts = 0;
