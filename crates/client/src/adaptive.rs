@@ -121,8 +121,8 @@ fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
         requests,
         events: accepts,
     } = counts;
-    // Multiply both the numerator and the denominator of the formula by the denominator of K, so
-    // that all numbers are integers.
+    // Multiply the numerator and the denominator of the formula by the denominator of K, so that
+    // all numbers are integers.
     let expected = requests.saturating_mul(k.denominator);
     let accepted = accepts.saturating_mul(k.numerator);
     let probability = Fraction {
@@ -142,8 +142,8 @@ mod tests {
 
     use super::*;
 
-    /// A reference implementation. It keeps a list of instants and calculates with exact fractions,
-    /// but divides time into the same slots as [`RollingWindow`].
+    /// A reference implementation. The reference keeps a list of instants and calculates with exact
+    /// fractions, but divides time into the same slots as [`RollingWindow`].
     #[derive(Default)]
     struct Naive {
         requests: Vec<u64>,

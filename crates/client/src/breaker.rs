@@ -18,16 +18,16 @@ use crate::rolling_window::{Counts, RollingWindow};
 pub struct BreakerSettings {
     /// The length of the window over which results are counted. The default is 30 s.
     pub window: Span,
-    /// The breaker opens at this percentage of failures. The default is 50. A value over 100
+    /// At this percentage of failures, the breaker opens. The default is 50. A value over 100
     /// disables the breaker.
     pub failure_percent: u32,
     /// The minimum number of results in the window before the breaker may open. The default is 20.
     pub min_requests: u32,
     /// The time after opening during which no request is sent. The default is 5 s.
     pub open_for: Span,
-    /// The number of probes that are sent after `open_for`. All of them must succeed to close the
-    /// breaker. The default is 3 and the minimum is 1. It is also the maximum number of probes in
-    /// flight.
+    /// The number of probes that are sent after `open_for`. To close the breaker, all of these
+    /// probes must succeed. The default is 3 and the minimum is 1. `probes` is also the maximum
+    /// number of probes in flight.
     pub probes: u32,
 }
 
@@ -43,7 +43,8 @@ impl Default for BreakerSettings {
     }
 }
 
-/// A permit to send one request. Pass it to [`CircuitBreaker::record`] when the result is known.
+/// A permit to send one request. Pass the permit to [`CircuitBreaker::record`] when the result is
+/// known.
 #[derive(Debug)]
 #[must_use = "a probe that is never recorded keeps the breaker half-open"]
 pub struct BreakerPermit {

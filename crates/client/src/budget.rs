@@ -1,8 +1,8 @@
 //! A retry budget, which bounds the load that retries add even if many requests fail.
 //!
-//! Retries help against occasional failures. But if all requests fail, retries multiply the load on
-//! an overloaded server: if each of three layers tries a request three times, the server gets
-//! twenty-seven times as many requests. A budget limits retries in proportion to the number of
+//! Retries help against occasional failures. However, if all requests fail, retries multiply the
+//! load on an overloaded server: if each of three layers tries a request three times, the server
+//! gets twenty-seven times as many requests. A budget limits retries in proportion to the number of
 //! requests. Each request deposits a fraction of a retry, and each retry withdraws one full retry.
 //! Deposits expire. A few retries per second need no deposits, so that a client with little traffic
 //! can retry too.
@@ -15,10 +15,9 @@ use crate::rolling_window::{Counts, RollingWindow};
 ///
 /// The maximum number of retries depends on `percent`, `min_per_sec` and `ttl`. Consider any ten
 /// consecutive slots of length `ttl / 10`, the last of which contains a retry. The number of
-/// retries in these slots is at most `percent / 100 * requests + min_per_sec * ttl`. In this
-/// formula, `requests` is the number of requests in these slots, without retries. Over a time `T`,
-/// the number of retries is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 *
-/// ttl) + 1)`.
+/// retries in these slots is at most `percent / 100 * requests + min_per_sec * ttl`. `requests` is
+/// the number of requests in these slots, without retries. Over a time `T`, the number of retries
+/// is at most `percent / 100 * requests + min_per_sec * ttl * (T / (0.9 * ttl) + 1)`.
 ///
 /// # Examples
 ///
@@ -55,7 +54,8 @@ impl RetryBudget {
 
     /// Creates a budget whose deposits last for `ttl`. `ttl` is clamped to between 1 s and
     /// [`Self::MAX_TTL`]. The budget allows `min_per_sec` free retries per second, plus `percent`
-    /// of the number of requests. If both numbers are 0, the budget is always empty.
+    /// of the number of requests. If `min_per_sec` and `percent` are both 0, the budget is always
+    /// empty.
     #[must_use]
     pub fn new(ttl: Span, min_per_sec: u32, percent: u32) -> Self {
         let ttl = ttl.clamp(Span::from_secs(1), Self::MAX_TTL);

@@ -5,13 +5,13 @@ use std::time::UNIX_EPOCH;
 use tidegate_core::{Span, Timestamp};
 use tokio::time::{Duration, Instant};
 
-/// The clock of a client. It starts at the wall clock time and advances with tokio's time, so that
-/// tests can pause it. Later changes of the wall clock do not affect this clock.
+/// The clock of a client. The clock starts at the wall clock time and advances with tokio's time,
+/// so that tests can pause it. Later changes of the wall clock do not affect this clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     /// The time at which this clock was created, by tokio's clock.
     started: Instant,
-    /// The time that this clock showed when it was created.
+    /// The time of this clock when it was created.
     start: Timestamp,
 }
 

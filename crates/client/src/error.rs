@@ -33,8 +33,8 @@ pub enum Error {
     /// fallback, or try again later.
     #[error("not sent: the circuit breaker is open for {retry_after}")]
     CircuitOpen {
-        /// The time until the breaker admits a probe. It is zero while the breaker is waiting for
-        /// the results of probes.
+        /// The time until the breaker admits a probe. The time is zero while the breaker is waiting
+        /// for the results of probes.
         retry_after: Span,
     },
     /// Adaptive throttling rejected the request, because the server refuses most requests. Nothing

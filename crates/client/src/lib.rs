@@ -14,10 +14,11 @@
 //! breaker    CircuitBreaker         sends only probes to a server that mostly fails
 //! ```
 //!
-//! The types that make decisions do no I/O. They take the time and random numbers as arguments, and
-//! calculate with integers. Thin adapters apply the decisions: tower layers (for hyper-util's
-//! client and tonic's channels) and, with the feature `reqwest`, a middleware for reqwest. The
-//! adapters wait with tokio's timers, and [`TokioClock`] reads the time from the same timers.
+//! The types that make decisions do no I/O. These types take the time and random numbers as
+//! arguments, and calculate with integers. Thin adapters apply the decisions: tower layers (for
+//! hyper-util's client and tonic's channels) and, with the feature `reqwest`, a middleware for
+//! reqwest. The adapters wait with tokio's timers, and [`TokioClock`] reads the time from the same
+//! timers.
 
 /// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]

@@ -2,7 +2,7 @@
 //! `reqwest_middleware::Middleware`.
 //!
 //! reqwest has no hook that wraps a whole request. The crate `reqwest-middleware` adds such a hook.
-//! It is small and widely used, and keeps up with the releases of reqwest.
+//! `reqwest-middleware` is small and widely used, and keeps up with the releases of reqwest.
 
 use std::error::Error as StdError;
 
@@ -88,9 +88,9 @@ impl RequestSender for MiddlewareSender<'_> {
         self.replayable
     }
 
-    /// By default, no error is taken to mean that nothing was sent. reqwest follows redirects, so
-    /// only the application knows whether a refused connection was to the first server or to the
-    /// target of a redirect.
+    /// By default, no error means that nothing was sent: reqwest follows redirects, so only the
+    /// application knows whether the first server or the target of a redirect refused the
+    /// connection.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -134,7 +134,7 @@ impl AttemptResponse for Response {
     }
 }
 
-/// Unwraps errors of this crate and of reqwest, so that later code can recognize them.
+/// Unwraps errors of this crate and of reqwest, so that later code can recognize these errors.
 fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     match error {
         reqwest_middleware::Error::Reqwest(error) => error.into(),
@@ -145,8 +145,8 @@ fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     }
 }
 
-/// Returns errors of reqwest unchanged. Wraps errors of this crate as middleware errors, from which
-/// callers recover them with `downcast_ref`.
+/// Returns errors of reqwest unchanged. Wraps errors of this crate as middleware errors, so that
+/// callers can recover them with `downcast_ref`.
 fn wrap_error(error: Error) -> reqwest_middleware::Error {
     match error {
         Error::Inner(source) => match source.downcast::<reqwest::Error>() {

@@ -15,9 +15,9 @@ use crate::{QuotaStatus, Wait};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pacer {
     closed_until: Timestamp,
-    /// The spacing between requests. It is computed from the last [`QuotaStatus`].
+    /// The spacing between requests. The spacing is computed from the last [`QuotaStatus`].
     spacing: Span,
-    /// The end of the period to which the advice applies. It is the epoch if there is no advice.
+    /// The end of the period to which the advice applies. Without advice, the end is the epoch.
     advice_until: Timestamp,
     /// The instant until which requests wait for the response to the probe.
     probing_until: Timestamp,
@@ -147,8 +147,8 @@ mod tests {
     }
 
     proptest! {
-        /// If `r` requests remain until `t`, at most `r` requests are sent before `t`. This holds
-        /// regardless of when the requests arrive.
+        /// If `r` requests remain until `t`, at most `r` requests are sent before `t`. The limit on
+        /// the number of requests holds whenever the requests arrive.
         #[test]
         fn no_more_requests_are_sent_than_remain(
             remaining in 0..50_u64,

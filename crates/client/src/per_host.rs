@@ -20,8 +20,8 @@ pub(crate) struct PerHost<T> {
 
 struct HostTable<T> {
     hosts: HashMap<Box<str>, HostEntry<T>>,
-    /// The number of lookups and insertions so far. It serves as a clock for finding the least
-    /// recently used host.
+    /// The number of lookups and insertions so far. The number serves as a clock for finding the
+    /// least recently used host.
     uses: u64,
 }
 

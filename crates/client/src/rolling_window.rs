@@ -1,5 +1,5 @@
-//! Two counters over a sliding window, which is divided into slots. Their running time and memory
-//! do not depend on the number of events.
+//! Two counters over a sliding window, which is divided into slots. The running time and the memory
+//! of the counters do not depend on the number of events.
 
 use tidegate_core::{Span, Timestamp};
 

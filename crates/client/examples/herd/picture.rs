@@ -6,7 +6,7 @@ use tidegate_client::Jitter;
 
 use super::simulation::{BAR_TIME, Bar, CLIENTS, Herd, RetryAfter};
 
-/// The length of the time axis, in seconds. It is slightly longer than the slowest run.
+/// The length of the time axis, in seconds. The axis is slightly longer than the slowest run.
 const SECONDS: u32 = 40;
 const BAR_WIDTH: u32 = 2;
 /// The number of requests in a bar of full height. A higher bar is cut off and labelled with its

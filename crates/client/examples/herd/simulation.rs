@@ -1,5 +1,5 @@
 //! Simulates a thousand clients and a server that admits a hundred requests per second. Each client
-//! has one request, and all clients send their request at the same time.
+//! has one request, and all clients send their requests at the same time.
 //!
 //! The clients use this crate's [`RetryPolicy`], and the server uses Tidegate's limits. The
 //! simulation reads no clock, and takes random numbers from a fixed seed, so every run has the same
@@ -21,7 +21,7 @@ use tidegate_tower::HeaderWriter;
 pub(crate) const CLIENTS: u32 = 1_000;
 /// The time at which all clients send their first request.
 const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
-/// The time span that one bar covers.
+/// The time covered by one bar.
 pub(crate) const BAR_TIME: Span = Span::from_millis(200);
 
 /// How the clients react to `Retry-After`.

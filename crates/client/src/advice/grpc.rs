@@ -1,7 +1,7 @@
 //! Retry advice from a gRPC server: the status, the pushback header, and the details.
 //!
-//! Only headers are read. If the server refuses a call before it sends any message, its response
-//! consists only of headers (`Trailers-Only`).
+//! Only the headers of the response are read. If the server refuses a call before it sends any
+//! message, its response consists only of headers (`Trailers-Only`).
 
 use base64::{
     Engine,

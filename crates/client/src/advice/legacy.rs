@@ -6,7 +6,7 @@ use tidegate_core::{Span, Timestamp};
 use super::{QuotaStatus, join_lines, seconds};
 
 /// The boundary between durations and instants: a reset value above this number is an instant. As a
-/// duration, this number would be 31 years. As an instant, it would be in 2001.
+/// duration, 10^9 seconds would be 31 years. As an instant, 10^9 seconds would be in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
 /// The boundary between seconds and milliseconds: an instant above this number is in milliseconds.
 /// As an instant in seconds, this number would be in the year 5138.
@@ -26,8 +26,8 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
         ),
     };
     (reset_after > Span::ZERO).then_some(QuotaStatus {
-        // Some services send a fraction. Round down, because less than one remaining request admits
-        // no request.
+        // Some services send a fraction of a request as `remaining`. Round down, because less than
+        // one remaining request admits no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
     })

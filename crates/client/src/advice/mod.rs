@@ -1,7 +1,7 @@
 //! The advice that a server gives about its limits: the time to retry, the number of remaining
 //! requests, and the time of the reset.
 //!
-//! Servers use a dozen formats, in responses of any status. This module reduces all formats to two
+//! Servers use a dozen formats, in responses of any status. This module converts all formats to two
 //! values: a [`Wait`] for the request that was sent, and a [`QuotaStatus`] for later requests. A
 //! malformed header is ignored, as the drafts require. The parsed input is bounded in size, and
 //! parsing never panics.
@@ -33,7 +33,7 @@ const MAX_LINES: usize = 16;
 /// The time to wait before the request is sent again, according to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Wait at least this long. This span is never zero.
+    /// Wait at least this long. The span is never zero.
     After(Span),
     /// Do not retry.
     Never,
@@ -68,7 +68,7 @@ pub struct QuotaStatus {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
-    /// The time to wait before this request is sent again, if it was refused or failed.
+    /// The time to wait before a refused or failed request is sent again.
     pub wait: Option<Wait>,
     /// The state of the limit. If the response reports several limits, this is the tightest limit.
     pub quota: Option<QuotaStatus>,
@@ -76,7 +76,7 @@ pub struct Advice {
 
 impl Advice {
     /// Parses the advice in a response that arrived at `now`. `now` is the client's wall clock
-    /// time. It is used only if the response contains an instant but no header `Date`.
+    /// time. `now` is used only if the response contains an instant but no header `Date`.
     #[must_use]
     pub fn from_response(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);
@@ -93,8 +93,8 @@ impl Advice {
         };
         let server_wait = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
         let wait = server_wait.or_else(|| {
-            // An exhausted quota is a reason to wait only if this request was refused. Otherwise
-            // the quota concerns only later requests.
+            // An exhausted quota is a reason to wait only if this request was refused. If this
+            // request was not refused, the quota concerns only later requests.
             let exhausted = quota.filter(|quota| quota.remaining == 0)?;
             is_refusal(status, headers).then_some(Wait::After(exhausted.reset_after))
         });

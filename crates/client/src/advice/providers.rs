@@ -2,8 +2,8 @@
 //!
 //! OpenAI sends `x-ratelimit-remaining-requests` with `x-ratelimit-reset-requests`, a duration such
 //! as `6m0s`. Anthropic sends `anthropic-ratelimit-requests-remaining` with
-//! `anthropic-ratelimit-requests-reset`, an RFC 3339 date. Both providers send corresponding
-//! headers for tokens.
+//! `anthropic-ratelimit-requests-reset`, an RFC 3339 date. Both providers send similar headers for
+//! tokens.
 
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};

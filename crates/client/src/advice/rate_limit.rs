@@ -75,7 +75,7 @@ fn from_three_headers(headers: &HeaderMap) -> Option<QuotaStatus> {
     valid_quota(number("ratelimit-remaining")?, number("ratelimit-reset")?)
 }
 
-/// Returns the quota if its reset is in the future and at most [`MAX_RESET_SECS`] away.
+/// Returns the quota if its reset is in the future, but at most [`MAX_RESET_SECS`] away.
 fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
     (1..=MAX_RESET_SECS)
         .contains(&reset_secs)

@@ -14,12 +14,12 @@ pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// Returns the wait. If both headers are present, the longer wait is used, with one exception: if
-/// the seconds are just the milliseconds rounded up, the milliseconds are used. A value of zero is
+/// Returns the wait. If both headers are present, the longer wait counts, except that the
+/// milliseconds count if the seconds are just the milliseconds rounded up. A value of zero is
 /// treated as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
-        // Some servers send decimals, although RFC 9110 does not allow them.
+        // Some servers send decimals, although RFC 9110 does not allow decimals.
         seconds(line).or_else(|| Some(http_date(line)?.since(server_now)))
     });
     let fine = longest(headers, RETRY_AFTER_MS, |line| {

@@ -21,8 +21,8 @@ const MAX_MEMBERS: usize = 64;
 /// The maximum number of parameters of one member.
 const MAX_PARAMETERS: usize = 32;
 
-/// A member of a list or a dictionary. In a dictionary, `key` is the member's key. In a list, it is
-/// empty.
+/// A member of a list or a dictionary. In a dictionary, `key` is the member's key. In a list, `key`
+/// is empty.
 #[derive(Debug)]
 pub(super) struct Member<'a> {
     pub(super) key: &'a str,

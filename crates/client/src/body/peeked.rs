@@ -25,7 +25,7 @@ impl<B: Body> fmt::Debug for PeekedBody<B> {
     }
 }
 
-// This is safe, because the frames that were read need no pinning, and the rest of the body is
+// Unpinning is safe, because the frames that were read need no pinning, and the rest of the body is
 // pinned on the heap.
 impl<B: Body> Unpin for PeekedBody<B> {}
 

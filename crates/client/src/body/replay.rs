@@ -30,7 +30,7 @@ pub struct ReplayBody<B> {
 struct ReplaySource<B> {
     rest: Pin<Box<B>>,
     ended: bool,
-    /// The sequence number of the latest copy. Only that copy may read from the source.
+    /// The sequence number of the latest copy. Only the latest copy may read from the source.
     latest: u32,
     buffered: Vec<BufferedFrame>,
     /// The number of bytes for which the buffer still has room; `None` after the body has exceeded

@@ -10,9 +10,9 @@ use crate::{
 
 /// A guard with a separate circuit breaker for each host.
 ///
-/// A request has failed if it has no response, a status of 500 or above, or a gRPC status that
-/// indicates a server error. A refusal with 429 is not a failure, because a server that enforces
-/// its rate limit is healthy.
+/// A request counts as failed if it has no response, a status of 500 or above, or a gRPC status
+/// that indicates a server error. A refusal with 429 is not a failure, because a server that
+/// enforces its rate limit is healthy.
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,

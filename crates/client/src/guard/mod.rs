@@ -61,8 +61,8 @@ pub struct RequestInfo<'a> {
 
 /// A policy that admits requests and learns from their responses.
 ///
-/// For each admitted request, either [`Self::record`] is called, or the permit is dropped because
-/// the request was cancelled or an inner layer rejected the request.
+/// Each admitted request ends in one of two ways: [`Self::record`] is called, or the permit is
+/// dropped because the request was cancelled or an inner layer rejected the request.
 pub trait Guard: Send + Sync + 'static {
     /// The state that the guard keeps for a request in flight.
     type Permit: Send + 'static;
@@ -92,8 +92,8 @@ pub trait Guard: Send + Sync + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-/// A guard as a tower layer. With the feature `reqwest`, it is also a middleware for reqwest.
-/// Clones share one guard.
+/// A guard as a tower layer. With the feature `reqwest`, the layer is also a middleware for
+/// reqwest. Clones of the layer share one guard.
 ///
 /// Inside a [`RetryLayer`](crate::RetryLayer), the guard applies to every try. Outside a
 /// `RetryLayer`, the guard applies to whole calls.

@@ -1,4 +1,4 @@
-//! The permit of a throttled request. It is released when the request ends for any reason.
+//! The permit of a throttled request. The permit is released when the request ends for any reason.
 
 use std::{fmt, sync::Arc};
 
@@ -24,8 +24,8 @@ pub struct ThrottlePermit<S: Store + 'static> {
     /// The receipt that the store issued for the charge. Releasing the slot or refunding the charge
     /// requires this receipt.
     receipt: Option<S::Receipt>,
-    /// What to refund on release. Until the request is sent, this is the whole cost. After that, it
-    /// is nothing.
+    /// What to refund on release. Until the request is sent, releasing the permit refunds the whole
+    /// cost. After the request is sent, releasing the permit refunds nothing.
     settlement: Settlement,
     queue: Arc<WaitQueue>,
     clock: TokioClock,
@@ -50,9 +50,9 @@ impl<S: Store + 'static> ThrottlePermit<S> {
         }
     }
 
-    /// Records that the request is sent. From now on, its cost is no longer refunded when the
-    /// permit is dropped, and only a concurrency slot is released. Returns `None` if the request
-    /// holds no slot.
+    /// Records that the request is sent. From now on, dropping the permit releases only a
+    /// concurrency slot and no longer refunds the cost. Returns `None` if the request holds no
+    /// slot.
     pub(super) fn spend(mut self) -> Option<Self> {
         if !self.charge.limits.has_slots() {
             // Remove the receipt, so that dropping the permit has no effect on the store.
@@ -86,8 +86,8 @@ impl<S: Store + 'static> Drop for ThrottlePermit<S> {
             queue.wake_head();
             return;
         }
-        // Without an async runtime, do nothing: no request of this process can be waiting for the
-        // slot, and the lease of the slot will expire.
+        // Without an async runtime, do nothing, because no request of this process can be waiting
+        // for the slot, and the lease of the slot will expire.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charges = [charge.as_charge()];

@@ -10,12 +10,12 @@ pub enum Pacing {
     /// Spreads the remaining requests over the time until the reset. If no requests remain, waits
     /// for the reset.
     ///
-    /// Servers report whole seconds. For example, a limit of ten per 100 ms is reported as ten per
-    /// 1 s, and the queue then sends ten requests per second. For such a limit, a
+    /// Servers report whole seconds. For example, a server reports a limit of ten per 100 ms as ten
+    /// per 1 s, and the queue then sends ten requests per second. For such a limit, a
     /// [`ThrottleLayer`](crate::ThrottleLayer) with the exact limit is better.
     #[default]
     Spread,
-    /// Waits for the reset if no requests remain. Otherwise sends requests immediately.
+    /// Waits for the reset if no requests remain. If requests remain, sends requests immediately.
     Burst,
     /// Waits only after a refusal.
     Off,
@@ -23,11 +23,11 @@ pub enum Pacing {
 
 /// A guard with a queue per host. Requests that must not be sent yet wait in order of arrival.
 ///
-/// The server determines the wait in one of two ways. It can tell the client to send no requests
-/// before an instant, with `Retry-After` or an equivalent header in a response of any status.
-/// Alternatively, it can allow a number of requests until an instant. After that instant, the queue
-/// first sends a single request. Later requests wait for the response to this request, but for at
-/// most one second.
+/// The server determines the wait in one of two ways. The server can tell the client to send no
+/// requests before an instant, with `Retry-After` or an equivalent header in a response of any
+/// status. Alternatively, the server can allow a number of requests until an instant. After that
+/// instant, the queue first sends a single request. Later requests wait for the response to this
+/// request, but for at most one second.
 ///
 /// The queue does not send refused requests again. To retry refused requests, put the queue inside
 /// a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.
@@ -62,8 +62,8 @@ impl Guard for QueueGuard {
     type Permit = ();
 
     async fn admit(&self, request: RequestInfo<'_>) -> Result<(), Error> {
-        // The request waits only for its turn in the queue and for the pacer. No further admission
-        // is needed.
+        // The request waits only for its turn in the queue and for the pacer. No other admission is
+        // needed.
         let admission = std::future::ready(Ok(()));
         self.hosts.get(request.host).wait(admission).await
     }

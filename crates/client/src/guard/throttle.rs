@@ -150,8 +150,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     ) -> Result<Option<ThrottlePermit<S>>, Error> {
         loop {
             let LimitDecision { delay, receipt } = self.decide(request).await?;
-            // Create the permit before the wait. If this future is then dropped, the permit
-            // releases the slot or position of the request.
+            // Create the permit before the wait. If this future is dropped during the wait, the
+            // permit releases the slot or queue position of the request.
             let permit = receipt.map(|receipt| self.permit(request, receipt, queue));
             match delay {
                 Ok(delay) => {
@@ -172,7 +172,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         }
     }
 
-    /// Waits until it is time to evaluate the limits again. `wait` is the retry time from the last
+    /// Waits until the limits must be evaluated again. `wait` is the retry time from the last
     /// evaluation.
     async fn wait_for_retry(&self, queue: &WaitQueue, wait: Span) -> Result<(), Error> {
         if self.limits.has_slots() {
@@ -234,7 +234,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 
     /// Charges the units that the limits would refill within `wait`, but at most the remaining
-    /// units. This slows down all clients of the store.
+    /// units. The charge slows down all clients of the store.
     async fn drain(&self, request: RequestInfo<'_>, wait: Span) {
         let outcomes = self.evaluate(request, Cost::ONE, Effect::Look).await;
         let available = outcomes.iter().map(|outcome| outcome.remaining).min();

@@ -8,7 +8,7 @@ use crate::{Advice, Error, TokioClock, retry::AttemptOutcome};
 /// A guard that admits every request, and sets a timeout until the response begins.
 ///
 /// Use this guard as the innermost layer, so that the timeout does not include the time in a queue,
-/// and an outer circuit breaker counts a timeout as a failure.
+/// and so that an outer circuit breaker counts a timeout as a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeoutGuard(Span);
 

@@ -18,7 +18,7 @@ pub struct QueueSettings {
     /// [`Error::QueueFull`].
     pub max_waiting: u32,
     /// The longest wait. The default is 60 s. A request that would wait longer fails with
-    /// [`Error::WaitTooLong`]. If its wait time is already known, it fails immediately.
+    /// [`Error::WaitTooLong`]. If the wait time is already known, the request fails immediately.
     pub max_wait: Span,
 }
 
@@ -58,7 +58,7 @@ impl WaitQueue {
         }
     }
 
-    /// Waits until the request is the first in the queue. Then waits for the pacer, and for
+    /// Waits until the request is the first in the queue. Then waits for the pacer and for
     /// `admission`. The total wait is at most [`QueueSettings::max_wait`]. If the future is
     /// dropped, the request leaves the queue.
     pub(crate) async fn wait<T>(
@@ -90,8 +90,8 @@ impl WaitQueue {
 
     /// Wakes the first request in the queue, which then checks the pacer and the limits again.
     pub(crate) fn wake_head(&self) {
-        // If no request is waiting now, the notification is stored. It then wakes the next waiting
-        // request once, which is unnecessary but harmless.
+        // If no request is waiting now, the notification is stored. The stored notification wakes
+        // the next waiting request once, which is unnecessary but harmless.
         self.changed.notify_one();
     }
 

@@ -18,7 +18,7 @@ pub(crate) fn host_of<B>(request: &Request<B>) -> String {
     let named = || request.headers().get(HOST)?.to_str().ok();
     let authority = request.uri().authority().map(http::uri::Authority::as_str);
     let host = authority.or_else(named).unwrap_or_default();
-    // Drop the user information, because it must not become part of a key in a store.
+    // Drop the user information, which must not become part of a key in a store.
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     host.to_ascii_lowercase()
 }

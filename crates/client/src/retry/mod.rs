@@ -13,8 +13,8 @@ pub(crate) use retry_loop::{AttemptResponse, RequestSender, run};
 
 use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock};
 
-/// A layer that retries requests according to a [`RetryPolicy`]. It is a layer for tower. With the
-/// feature `reqwest`, it is also a middleware for reqwest.
+/// A layer that retries requests according to a [`RetryPolicy`]. The layer is a tower layer. With
+/// the feature `reqwest`, the layer is also a middleware for reqwest.
 ///
 /// Retries are limited by the policy and by the host's retry budget. If the request is not retried,
 /// its response is returned, regardless of its status. The response's extensions contain a
@@ -99,7 +99,7 @@ impl RetryLayer {
         }))
     }
 
-    /// Sets the budget. Each host gets a copy of it.
+    /// Sets the budget. Each host gets a copy of the budget.
     #[must_use]
     pub fn with_budget(self, budget: RetryBudget) -> Self {
         self.with_change(|state| RetryState {
@@ -113,10 +113,10 @@ impl RetryLayer {
     /// sent. By default, only a refused connection has this meaning, anywhere in the chain of
     /// sources. An application may include further errors, such as a failed name lookup.
     ///
-    /// With reqwest, no error has this meaning by default. reqwest follows redirects itself.
-    /// Therefore, the connection may have been refused by the target of a redirect, after the first
-    /// server has processed the request. If redirects are disabled, or if the requests to all
-    /// servers may be repeated, use `reqwest::Error::is_connect`.
+    /// By default, no error of reqwest means that nothing was sent, because reqwest follows
+    /// redirects itself. Therefore, the connection may have been refused by the target of a
+    /// redirect, after the first server has processed the request. If redirects are disabled, or if
+    /// the requests to all servers may be repeated, use `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(
         self,
@@ -148,7 +148,7 @@ impl RetryLayer {
     }
 
     /// Applies a change to the state. If clones of this layer share the state, changes a copy of
-    /// it, so that the clones keep their settings.
+    /// the state, so that the clones keep their settings.
     fn with_change(self, change: impl FnOnce(RetryState) -> RetryState) -> Self {
         let state = Arc::try_unwrap(self.0).unwrap_or_else(|shared| RetryState {
             policy: shared.policy,

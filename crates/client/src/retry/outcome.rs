@@ -47,8 +47,8 @@ pub enum Idempotency {
     /// The request may be processed twice, because its method is idempotent or because it has an
     /// `Idempotency-Key`.
     Idempotent,
-    /// The request is a gRPC call. It is unknown whether the call may be processed twice. A refused
-    /// call is assumed not to have been processed.
+    /// The request is a gRPC call. The client cannot know whether the call may be processed twice.
+    /// A refused call is assumed not to have been processed.
     Grpc,
     /// The request must not be processed twice.
     NotIdempotent,
@@ -85,7 +85,7 @@ impl AttemptOutcome<'_> {
         }
     }
 
-    /// Returns what this outcome says about the server's health.
+    /// Returns what the outcome says about the server's health.
     #[must_use]
     pub fn health_signal(&self) -> HealthSignal {
         /// The gRPC statuses that indicate a server error: `UNKNOWN`, `DEADLINE_EXCEEDED`,
@@ -121,8 +121,8 @@ impl Idempotency {
     }
 }
 
-/// Returns whether the connection was refused. Only `connect` fails with this error, so nothing was
-/// sent.
+/// Returns whether the connection was refused. Only `connect` fails with such an error, so nothing
+/// was sent.
 pub(super) fn is_connection_refused(error: &(dyn StdError + 'static)) -> bool {
     /// The maximum number of error sources to follow. A longer chain is probably a cycle.
     const MAX_DEPTH: usize = 16;

@@ -34,7 +34,7 @@ pub(crate) trait RequestSender: Send {
     /// Returns whether the request can be sent again.
     fn is_replayable(&self) -> bool;
 
-    /// Returns whether this error means that nothing was sent. `test` is the function that the
+    /// Returns whether `error` means that nothing was sent. `test` is the function that the
     /// application has set for this, if any.
     fn was_never_sent(
         &self,

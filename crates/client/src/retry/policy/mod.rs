@@ -17,8 +17,8 @@ use crate::{
 /// asks for. Clients that got the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The wait before a retry if the server asks for no wait. Otherwise, this wait is added to the
-    /// server's wait.
+    /// The wait before a retry if the server asks for no wait. If the server asks for a wait, this
+    /// wait is added to the server's wait.
     pub backoff: Backoff,
     /// The maximum number of times that a request is sent. The default is 4. With 1, requests are
     /// not retried.
@@ -35,8 +35,8 @@ pub struct RetryPolicy {
     /// The kinds of retries that are charged to the budget.
     pub budget_scope: BudgetScope,
     /// The number of bytes of a request body that the tower layer stores for retries. The default
-    /// is 64 KiB. A request with a larger body is sent once and never retried. This limit does not
-    /// apply to reqwest, which can retry every body in memory, but never a stream.
+    /// is 64 KiB. A request with a larger body is sent once and never retried. This maximum does
+    /// not apply to reqwest, which can retry every body in memory, but never a stream.
     pub max_replay_bytes: usize,
 }
 
@@ -78,7 +78,8 @@ pub struct Attempt<'a> {
     pub outcome: AttemptOutcome<'a>,
     /// The advice in the response about the server's limits.
     pub advice: Advice,
-    /// Whether the request can be sent again. This requires that its whole body is still available.
+    /// Whether the request can be sent again. A request can be sent again only if its whole body is
+    /// still available.
     pub replayable: bool,
 }
 
