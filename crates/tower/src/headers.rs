@@ -22,18 +22,18 @@
 //!
 //! - `q` is the number of units that an idle key can use at once.
 //! - `qu` is `concurrent-requests` for a concurrency limit, and `content-bytes` for a rule that
-//!   counts bytes. It is omitted for limits on the number of requests, the default unit, and for
+//!   counts bytes. `qu` is omitted for limits on the number of requests, the default unit, and for
 //!   limits on other units, such as tokens, which have no registered name.
 //! - `w` is the time in which the whole quota becomes available again. `w` is omitted if it is
-//!   shorter than a second. It is also omitted for a node's local share of a limit and for a
+//!   shorter than a second. `w` is also omitted for a node's local share of a limit and for a
 //!   concurrency limit.
 //! - If no units remain, `t` is the time until a unit is available. If units remain, `t` is the
 //!   time until the whole quota is available again.
 //! - `Retry-After` is never earlier than a `t` in the same response. If the `t` of a limit that
 //!   does not deny the request would be later than `Retry-After`, this `t` is omitted.
-//! - A concurrency limit has a `t` and an `X-RateLimit-Reset` only if it denies the request. Both
-//!   values are then the same estimate as `Retry-After`. They are not derived from the leases,
-//!   because slots are usually released long before their leases expire.
+//! - A concurrency limit has a `t` and an `X-RateLimit-Reset` only if it denies the request. `t`
+//!   and `X-RateLimit-Reset` are then the same estimate as `Retry-After`. The estimate does not
+//!   depend on the leases, because slots are usually released long before their leases expire.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -59,8 +59,8 @@ const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
 /// The unit of a limit on bytes.
 const CONTENT_BYTES: &[u8] = b";qu=\"content-bytes\"";
 
-/// The name of a limit that was sent with the request and does not belong to a rule. It is used
-/// with [`RuleNames::Shown`].
+/// The name of a limit that was sent with the request and does not belong to a rule. The name
+/// appears with [`RuleNames::Shown`].
 const UNNAMED: &str = "default";
 
 /// The format of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
@@ -164,7 +164,7 @@ impl HeaderWriter {
             let line = &shown.lines[at];
             self.name(shown.lines, at);
             structured_fields::parameter(&mut self.text, b'q', line.outcome.limit);
-            // A concurrency limit has no window: its slots become free when requests end.
+            // A concurrency limit has no window, because its slots become free when requests end.
             if matches!(line.limit.algorithm(), Algorithm::Concurrency { .. }) {
                 self.text.extend_from_slice(CONCURRENT_REQUESTS);
                 continue;
@@ -270,8 +270,8 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     };
     let is_tighter = remaining(&added)
         .is_none_or(|adds| remaining(headers).is_none_or(|existing| adds < existing));
-    // Replace these three headers together: if the new limit has no reset time, the old reset time
-    // must not remain.
+    // Replace all three headers: if the new limit has no reset time, the old reset time must not
+    // remain.
     if is_tighter && added.contains_key(X_REMAINING) {
         headers.remove(X_RESET);
     }
@@ -408,7 +408,7 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
 }
 
 /// Returns the sort key of a line. The limits that deny the request come first, starting with the
-/// longest retry time. Then follow the other limits, starting with the fewest remaining units. The
+/// longest retry time. The other limits follow, starting with the fewest remaining units. The
 /// verdict uses the same order.
 fn sort_key(line: &Line<'_>) -> impl Ord {
     let Outcome {
@@ -455,9 +455,8 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
 /// Returns the time until the whole quota of the key is available again, for the headers.
 ///
 /// For a concurrency limit, the outcome contains the time until the last lease expires. This time
-/// is too long for a client, because a slot becomes free as soon as its request ends, at an unknown
-/// time. If the limit denies the request, `retry_after` is an estimate, and this function returns
-/// it.
+/// would be too long for a client, because a slot becomes free as soon as its request ends. If the
+/// limit denies the request, this function returns the estimate in `retry_after`.
 fn reset_after(line: &Line<'_>) -> Option<Span> {
     let outcome = &line.outcome;
     match (is_concurrency(line.limit), outcome.allowed) {
@@ -471,9 +470,9 @@ fn is_concurrency(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Returns the time until an exhausted key has a unit again. For a window, this is the time until
-/// the whole quota is available. For a bucket, the time that all units after the next one take to
-/// become available is subtracted from this time.
+/// Returns the time until an exhausted key has a unit again. For a window, the result is the time
+/// until the whole quota is available. For a bucket, the result is this time minus the time that
+/// all units after the next one take to become available.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {

@@ -4,9 +4,9 @@
 //! - [`RateLimitLayer`] admits only requests that the rules allow. The layer itself responds to all
 //!   other requests, with 429 or 503 and problem details (RFC 9457), or with a gRPC status.
 //! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
-//!   This layer does not need rules, because it derives the limit from the latency.
+//!   [`ConcurrencyLimitLayer`] does not need rules, because it derives the limit from the latency.
 //! - [`HeaderWriter`] writes the decision about a request as `RateLimit` and `Retry-After` headers.
-//!   It is for programs that decide without a layer.
+//!   Use [`HeaderWriter`] in programs that decide without a layer.
 //!
 //! A limiter of the crate `tidegate` contains the rules, the store and the clock. The types of
 //! [`identity`] configure how the client of a request is identified, and which proxies are trusted.

@@ -103,14 +103,14 @@ impl ConcurrencyLimiter {
     }
 
     /// Returns true if a request with this share would be admitted now. Unlike
-    /// [`Self::try_acquire`], this method does not count a request as shed.
+    /// [`Self::try_acquire`], this method never counts a request as shed.
     #[must_use]
     pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
     }
 
-    /// Admits a request with this share if a slot is free. Otherwise counts the request as shed and
-    /// returns `None`.
+    /// Admits a request with this share if a slot is free. If no slot is free, counts the request
+    /// as shed and returns `None`.
     #[must_use]
     pub fn try_acquire(self: &Arc<Self>, share: SlotShare) -> Option<ConcurrencyPermit> {
         let most = self.most(share);
@@ -233,7 +233,7 @@ impl ConcurrencyPermit {
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
             | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.fail(),
-            // Do not measure this response. The request itself caused the rejection, and a
+            // Do not measure this response: the request itself caused the rejection, and a
             // rejection often takes less time than a normal response.
             (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.ignore(),
             _ => self.served(),
@@ -245,8 +245,8 @@ impl ConcurrencyPermit {
         self.completion = Some(Completion::Dropped);
     }
 
-    /// Releases the slot without a measurement. Use this method for a request that was rejected
-    /// because of the request itself.
+    /// Releases the slot without a measurement. Use this method for a request that was rejected for
+    /// a reason in the request itself.
     pub fn ignore(mut self) {
         self.completion = Some(Completion::Ignored);
     }

@@ -1,5 +1,5 @@
-//! A tower layer that sheds load. It admits only as many concurrent requests as the service can
-//! handle without slowing down.
+//! A tower layer that sheds load. The layer admits only as many concurrent requests as the service
+//! can handle without slowing down.
 //!
 //! ```text
 //! request ─▶ free slot for its class? ─┬─▶ yes ─▶ inner service ─▶ response; latency ─▶ new limit
@@ -10,7 +10,7 @@
 //! computes it from the latency, which is the time until responses begin. Under overload, requests
 //! of lower classes are shed first.
 //!
-//! Place this layer outside all layers that add latency. Also place it outside any
+//! Place the layer outside all layers that add latency. Also place the layer outside any
 //! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of the `RateLimitLayer` can use the
 //! [headroom](ConcurrencyLimitLayer::export_headroom).
 
@@ -32,8 +32,8 @@ use tidegate::Clock;
 /// A tower layer that limits the number of concurrent requests to what a service can handle.
 ///
 /// Clones of the layer, and all services that they wrap, share the same slots. A request holds its
-/// slot from its arrival until its response begins. The time to send the body is not measured,
-/// because it depends on the client.
+/// slot from its arrival until its response begins. The layer does not measure the time to send the
+/// body, which depends on the client.
 ///
 /// An error counts as a failure. So does a response with status 503 or 504, and a gRPC response
 /// without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with status
@@ -76,8 +76,8 @@ pub enum HeadroomCondition {
     InFlight(u32),
     /// The service has headroom if the latency is below this percentage (such as 120) of the
     /// baseline, which is the latency without queueing. The condition is false while the baseline
-    /// is unknown. With [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd), it is always
-    /// false.
+    /// is unknown. With [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd), the condition
+    /// is always false.
     Latency(u32),
 }
 
@@ -137,9 +137,9 @@ impl ConcurrencyLimitLayer {
         self.shares[class.min(last)]
     }
 
-    /// Adds an entry to the [`Entries`](tidegate_identity::Entries) of each request. Its value is
-    /// `yes` if the service has headroom, and `no` otherwise. Rules of inner layers can use the
-    /// entry in their `elastic` condition.
+    /// Adds an entry to the [`Entries`](tidegate_identity::Entries) of each request. The value of
+    /// the entry is `yes` if the service has headroom, and `no` otherwise. Rules of inner layers
+    /// can use the entry in their `elastic` condition.
     #[must_use]
     pub fn export_headroom(mut self, entry: &str, condition: HeadroomCondition) -> Self {
         self.headroom = Some((entry.into(), condition));

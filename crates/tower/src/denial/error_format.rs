@@ -90,8 +90,8 @@ pub(super) fn response(denial: &Denial<'_>, format: ErrorFormat) -> Option<Respo
     Some(response)
 }
 
-/// Tells SDKs whether to retry. They should retry only if the wait time is short enough that they
-/// obey `Retry-After`.
+/// Tells SDKs whether to retry. An SDK should retry only if the wait time is short enough that the
+/// SDK obeys `Retry-After`.
 fn put_should_retry(denial: &Denial<'_>, headers: &mut HeaderMap) {
     if denial.cause == Cause::Malformed {
         return;

@@ -1,7 +1,7 @@
 //! Denials in gRPC: a trailers-only response with `google.rpc` error details.
 //!
-//! The messages come from `google/rpc/status.proto` and `error_details.proto`. They contain only
-//! the fields that are sent.
+//! The messages come from `google/rpc/status.proto` and `error_details.proto`. The messages contain
+//! only the fields that are sent.
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;

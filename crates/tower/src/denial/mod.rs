@@ -117,8 +117,8 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if a retry can never succeed. The response then says so explicitly. Otherwise,
-    /// a client would assume that the retry time was only omitted.
+    /// Returns true if a retry can never succeed. The response then says so explicitly. If it did
+    /// not, a client would assume that the retry time was only omitted.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self.cause, Cause::Spent | Cause::Blocked) && self.retry_after.is_none()
     }
@@ -172,7 +172,7 @@ impl<'v> Denial<'v> {
 pub(crate) struct ResponseTarget {
     /// The content type if the request is a gRPC call.
     call: Option<HeaderValue>,
-    /// The format of the body if the request is not a gRPC call. It is never `Auto`.
+    /// The format of the body if the request is not a gRPC call. The format is never `Auto`.
     format: ErrorFormat,
 }
 
@@ -191,8 +191,8 @@ pub(crate) fn malformed(error: &dyn fmt::Display, target: &ResponseTarget) -> Re
     Denial::malformed(error).response(target)
 }
 
-/// Returns the response to a request with this head if the service is overloaded. It is a 503 with
-/// `Retry-After` and problem details, or gRPC's `UNAVAILABLE`.
+/// Returns the response to a request with this head if the service is overloaded. The response is a
+/// 503 with `Retry-After` and problem details, or gRPC's `UNAVAILABLE`.
 #[must_use]
 pub fn overload_response(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();

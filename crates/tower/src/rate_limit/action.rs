@@ -43,8 +43,8 @@ pub(super) struct Forward {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimitStatus {
-    /// The rule with the fewest remaining units. It is `None` if no rule applies, or if a fallback
-    /// policy decided because the store failed.
+    /// The rule with the fewest remaining units. The rule is `None` if no rule applies, or if a
+    /// fallback policy decided because the store failed.
     pub rule: Option<Box<str>>,
     /// The quota of `rule`.
     pub limit: Option<u64>,

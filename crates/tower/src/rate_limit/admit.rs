@@ -31,7 +31,7 @@ pub(super) enum Charged<'v> {
     },
 }
 
-/// The buffers for keys and outcomes. They are reused for all requests of a thread.
+/// The buffers for keys and outcomes. All requests of a thread reuse the buffers.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     scratch: Scratch,

@@ -17,7 +17,7 @@ pin_project! {
     pub struct LimitedBody<B> {
         #[pin]
         content: Content<B>,
-        // The charges of the request. They are kept until the body has ended.
+        // The charges of the request. The charges are kept until the body has ended.
         reservation: RequestReservation,
     }
 }

@@ -56,8 +56,8 @@ pub struct RuleBodyCost {
 }
 
 impl RuleBodyCost {
-    /// Creates the value for `rule`, which must be in `rules`. Returns `None` if its cost does not
-    /// depend on the body.
+    /// Creates the value for `rule`, which must be in `rules`. Returns `None` if the cost of the
+    /// rule does not depend on the body.
     fn new(rule: &Rule, rules: &Arc<RuleSet>) -> Option<Self> {
         let CostSource::Body(cost) = rule.cost() else {
             return None;

@@ -220,8 +220,8 @@ where
                     reservation,
                 } => {
                     let response = ready!(response.poll(context));
-                    // If the inner service has failed, `?` returns early. This drops the
-                    // reservation, so its charges are settled.
+                    // If the inner service has failed, `?` returns early. The early return drops
+                    // the reservation, which settles its charges.
                     let reservation = mem::take(reservation);
                     let mut response = response?;
                     let reservation = reservation.responded(&response);

@@ -7,7 +7,7 @@
 //! time.
 //!
 //! The task runs on the tokio runtime of the first request with a lease, and ends when no requests
-//! with leases are left. If this runtime shuts down earlier, the next request with a lease starts a
+//! with leases are left. If the runtime shuts down earlier, the next request with a lease starts a
 //! new task.
 
 use std::{
@@ -29,8 +29,8 @@ use super::receipt_guard::ChargeGuard;
 /// The number of renewals per lease duration.
 const TIMES_A_LEASE: u32 = 3;
 
-/// The minimum interval between renewals of a slot, even if its lease is very short. It equals the
-/// resolution of the timers.
+/// The minimum interval between renewals of a slot, even if its lease is very short. The interval
+/// equals the resolution of the timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The maximum number of concurrent renewals, for stores that have to wait.
@@ -99,7 +99,7 @@ impl LeaseKeepalive {
         }
         drop(schedule);
         if begins {
-            // If the runtime is shutting down, it drops the task before the task starts, possibly
+            // A runtime that is shutting down drops the task before the task starts, possibly
             // during this call. `TaskGuard` handles a dropped task like any other end of the task.
             runtime.spawn(renew_all(TaskGuard(Some(Arc::clone(self)))));
         }
@@ -130,8 +130,8 @@ impl LeaseKeepalive {
                 continue;
             };
             due.push((Arc::clone(&holder.charges), holder.every / 2));
-            // This addition does not overflow in practice: `enter` has already checked the same
-            // addition at an earlier time.
+            // The addition cannot overflow in practice, because `enter` has already checked the
+            // same addition at an earlier time.
             holder.due = now + holder.every;
             let again = (holder.due, number);
             schedule.due.insert(again);
@@ -155,8 +155,8 @@ impl Drop for KeepaliveTicket {
     }
 }
 
-/// A guard that the renewal task owns. It is dropped when the task ends, even if the task never
-/// started. Dropping it allows a new task to start.
+/// A guard that the renewal task owns. The guard is dropped when the task ends, even if the task
+/// never started. Dropping the guard allows a new task to start.
 struct TaskGuard(Option<Arc<LeaseKeepalive>>);
 
 impl Drop for TaskGuard {

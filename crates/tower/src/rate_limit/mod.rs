@@ -31,8 +31,8 @@
 //! charge of the request stays reserved.
 //!
 //! A request is rejected as an [`AmbiguousRequest`] in two cases: an entry used by rules has
-//! several values, or the rules use the path and it has `.` or `..` segments. If a request lacks an
-//! entry in a rule's key, the rule does not apply.
+//! several values, or the rules use the path and the path has `.` or `..` segments. If a request
+//! lacks an entry in a rule's key, the rule does not apply.
 //!
 //! A header never sets an entry that only the application can set. For example, the header
 //! `X-Customer` does not set the entry `customer`.
@@ -187,15 +187,16 @@ impl<L: RateLimiter> RateLimitLayer<L> {
     }
 
     /// Sets `peer` as the socket's peer for all requests. Use this method for a layer that serves a
-    /// single connection. Its requests then do not need the peer extension.
+    /// single connection. The requests of that connection then do not need the peer extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
         self.settings().sources.set_connection_peer(peer);
         self
     }
 
-    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they get the
-    /// extension. Disabling the extension saves time if the inner service does not use it.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, admitted
+    /// requests get the extension. Disabling the extension saves time if the inner service does not
+    /// use it.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
         self.settings().policy.inserts_status = tells;

@@ -21,7 +21,7 @@ use tidegate::{
 use tidegate_core::{Charge, Renewal, RuleSet, Settlement, Store, Timestamp};
 use tokio::runtime::Handle;
 
-/// The charges of a request. This trait hides the type of the limiter.
+/// The charges of a request. The trait hides the type of the limiter.
 pub(super) trait ChargeGuard: Send + Sync {
     /// Returns the charges.
     fn charges(&self) -> &OwnedCharges;
@@ -78,8 +78,8 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
     }
 
     /// Settles the charges. `final_charges` contains the final amount of each charge. If the final
-    /// amount is less than the cost, the difference is refunded. If it is more, the difference is
-    /// charged.
+    /// amount is less than the cost, the difference is refunded. If the final amount is more than
+    /// the cost, the difference is charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, final_charges: &[u64]) {
         let now = self.limiter.now();
         let costs = self.charges.list().iter().map(|charge| charge.cost.units());
@@ -118,7 +118,7 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         };
         runtime.spawn(async move {
             let (store, charges) = (self.limiter.store(), self.charges.as_charges());
-            // If the charges were already settled, this call does nothing.
+            // The call does nothing if the charges were already settled.
             store
                 .settle(&charges, &mut receipt, &settlements, now)
                 .await;

@@ -15,8 +15,8 @@ use crate::usage::UsageScanner;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Entries that the application sets for its response, stored as a response extension. For example,
-/// an entry can contain the number of tokens used, or say that a login failed. These entries take
-/// precedence over the entries of the response itself.
+/// an entry can contain the number of tokens used, or say that a login failed. The application's
+/// entries take precedence over the entries of the response itself.
 ///
 /// Clones share the entries, so the application can still set an entry at the end of a streamed
 /// body, when its value becomes known.

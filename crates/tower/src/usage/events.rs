@@ -4,11 +4,11 @@ use super::{UsageCounts, json::JsonScanner};
 
 const DATA: &[u8] = b"data:";
 
-/// A scanner for an event stream. It passes the data of all events to a JSON scanner.
+/// A scanner for an event stream. The scanner passes the data of all events to a JSON scanner.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EventStreamScanner {
     line: LineState,
-    /// Whether the last byte was a CR. An LF after it belongs to the same line ending.
+    /// Whether the last byte was a CR. An LF after a CR belongs to the same line ending.
     was_cr: bool,
     json: JsonScanner,
 }

@@ -1,8 +1,8 @@
 //! A tokenizer that finds the token usage in JSON documents that arrive in pieces.
 //!
 //! The scanner follows only the path to the usage fields. For all other parts of the document, it
-//! tracks only the nesting depth. It does not validate the document: the usage in invalid JSON may
-//! be missing or wrong.
+//! tracks only the nesting depth. The scanner does not validate the document: the usage in invalid
+//! JSON may be missing or wrong.
 
 use super::{Member, UsageCounts};
 
@@ -117,7 +117,7 @@ impl Name {
         self.length = self.length.saturating_add(1);
     }
 
-    /// Returns the name, or nothing if it is too long.
+    /// Returns the name; an empty slice if the name is too long.
     fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }

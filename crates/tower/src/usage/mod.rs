@@ -1,9 +1,10 @@
 //! Token usage of language models, read from responses as they are forwarded.
 //!
-//! [`UsageScanner`] reads a response in pieces of any size and does not store them. It recognises
-//! the usage fields of the OpenAI, Anthropic and Gemini APIs in a JSON document or an event stream.
-//! A JSON parser such as `serde_json` needs the whole document, or a thread that waits for the rest
-//! of it. The scanner therefore has its own tokenizer, which uses a fixed amount of memory.
+//! [`UsageScanner`] reads a response in pieces of any size and does not store them. The scanner
+//! recognises the usage fields of the OpenAI, Anthropic and Gemini APIs in a JSON document or an
+//! event stream. A JSON parser such as `serde_json` would need the whole document, or a thread that
+//! waits for the rest of the document. The scanner therefore has its own tokenizer, which uses a
+//! fixed amount of memory.
 //!
 //! | API | fields |
 //! | --- | --- |
@@ -23,7 +24,7 @@ use tidegate_core::{TokenUsage, bounds};
 
 use self::{events::EventStreamScanner, json::JsonScanner};
 
-/// If a response was cut off, this number of text bytes is counted as one output token.
+/// In a response that was cut off, this number of text bytes counts as one output token.
 const BYTES_PER_TOKEN: u64 = 4;
 
 /// Reads the number of tokens from the body of a language model's response.
@@ -89,8 +90,7 @@ impl UsageScanner {
     }
 
     /// Returns the usage of a response that ends here. If the response was cut off or did not
-    /// contain its final usage, at least one output token is counted for every four bytes of text
-    /// so far.
+    /// contain its final usage, every four bytes of text so far count as at least one output token.
     #[must_use]
     pub fn usage_at_end(&self, has_ended: bool) -> Option<TokenUsage> {
         let usage = self.usage()?;
@@ -105,8 +105,8 @@ impl UsageScanner {
         })
     }
 
-    /// Returns true if a number of tokens in the response was above [`bounds::MAX_TOKENS`]. Such a
-    /// number was replaced with this maximum.
+    /// Returns true if a number of tokens in the response was above [`bounds::MAX_TOKENS`]. The
+    /// scanner replaced such a number with this maximum.
     #[must_use]
     pub fn was_clamped(&self) -> bool {
         self.counts.was_clamped
@@ -120,8 +120,7 @@ enum Member {
     CompletionTokens,
     InputTokens,
     OutputTokens,
-    /// `cached_tokens` in the details of OpenAI's input. These tokens are included in the input
-    /// tokens.
+    /// `cached_tokens` in the details of OpenAI's input. The input tokens include these tokens.
     CachedTokens,
     /// Anthropic's cache reads, which are not included in its `input_tokens`.
     CacheReadInputTokens,
@@ -175,8 +174,8 @@ impl UsageCounts {
             });
         }
         if has(Member::PromptTokens, Member::CompletionTokens) {
-            // Some gateways add Anthropic's cache fields to this format. Here, the prompt tokens
-            // include the cached tokens.
+            // Some gateways add Anthropic's cache fields to OpenAI's format. In that format, the
+            // prompt tokens include the cached tokens.
             let cached = count(Member::CachedTokens).max(count(Member::CacheReadInputTokens));
             return Some(TokenUsage {
                 input: count(Member::PromptTokens).saturating_sub(cached),
