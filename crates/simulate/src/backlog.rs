@@ -15,8 +15,8 @@
 
 use tidegate_core::{Algorithm, Limit, Limits, Rate, RefillMode, Span, bounds};
 
-/// The rates to try, as multiples of the rate in the file. Each multiple is a numerator and a
-/// denominator.
+/// The rates to try, as multiples of the rate in the file. Each multiple consists of a numerator
+/// and a denominator.
 const MULTIPLES: [(u64, u64); 7] = [(1, 4), (1, 2), (3, 4), (1, 1), (3, 2), (2, 1), (4, 1)];
 
 /// The common denominator of the multiples.
@@ -30,7 +30,7 @@ pub(crate) struct TriedRate {
     pub(crate) rate: Rate,
     /// The rate as a multiple of the rate in the file, in units of 1 / [`DENOMINATOR`].
     pub(crate) multiple: u64,
-    /// One token is refilled in `p / l` microseconds. The fraction is in lowest terms.
+    /// One token is refilled in `p / l` microseconds, as a reduced fraction.
     p: u64,
     l: u64,
 }

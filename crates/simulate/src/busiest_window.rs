@@ -13,8 +13,8 @@ const PARTS: u64 = 60;
 pub(crate) struct BusiestWindow {
     /// The slices of the window: each slice's index and total cost.
     parts: VecDeque<(u64, u64)>,
-    /// The total cost of all slices. It can exceed `u64`, because a log can have any number of
-    /// requests.
+    /// The total cost of all slices. The total can exceed `u64`, because a log can have any number
+    /// of requests.
     sum: u128,
     pub(crate) units: u64,
 }
@@ -72,8 +72,8 @@ mod tests {
         for second in [0, 59, 60, 61, 200, 201] {
             busiest.count(at(second), window, 1);
         }
-        // The times 0 and 60 are one window apart. Nevertheless, requests at both times are counted
-        // in the same window, because only whole slices are counted.
+        // The times 0 and 60 are one window apart. Nevertheless, requests at both times count in
+        // the same window, because only whole slices are counted.
         assert_eq!(busiest.units, 3);
         busiest.count(at(202), window, 5);
         assert_eq!(busiest.units, 7);

@@ -18,9 +18,9 @@ pub struct Comparison {
     pub against: String,
     /// The number of requests that could be decided with both files.
     pub compared: u64,
-    /// The number of requests that could be decided only with the other file. With this file, these
-    /// requests are rejected as invalid, for example because their cost entry is missing. These
-    /// requests are not included in `compared`.
+    /// The number of requests that could be decided only with the other file. With the file under
+    /// test, these requests are rejected as invalid, for example because their cost entry is
+    /// missing. `compared` does not include these requests.
     pub newly_refused: u64,
     /// The number of requests that are denied with this file and admitted with the other file.
     pub newly_denied: u64,

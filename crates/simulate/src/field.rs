@@ -11,7 +11,7 @@ pub(crate) enum Field {
     Arrival(TimeForm),
     /// The completion time of the request. Subtracting [`Self::Duration`] gives the arrival time.
     Completion(TimeForm),
-    /// The duration of the request. The unit is this number of microseconds.
+    /// The duration of the request. The value is the unit of the duration in microseconds.
     Duration(u64),
     /// The peer address of the client's connection.
     Peer,

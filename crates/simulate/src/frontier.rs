@@ -10,7 +10,7 @@ use crate::{
     share::Share,
 };
 
-/// For one of a rule's limits, the smallest bursts at several rates.
+/// The smallest bursts at several rates, for one limit of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Frontier {

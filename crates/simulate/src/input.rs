@@ -48,8 +48,8 @@ impl SimulationHandle {
         self.is_interrupted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of bytes read from all files. For compressed files, this is the number of
-    /// compressed bytes.
+    /// Returns the number of bytes read from all files. For compressed files, this number is the
+    /// number of compressed bytes.
     #[must_use]
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
@@ -212,8 +212,8 @@ impl LogReader {
 }
 
 /// Returns whether the beginning of a file is binary. A file with only a few NUL bytes is not
-/// binary. Its lines with NUL bytes are treated as damaged. NUL bytes at the start are ignored,
-/// because they remain if a log is truncated in place while a program writes to it.
+/// binary. Lines with NUL bytes in such a file are treated as damaged. NUL bytes at the start are
+/// ignored, because they remain if a log is truncated in place while a program writes to it.
 fn is_binary(start: &[u8]) -> bool {
     let text = start.iter().position(|byte| *byte != 0);
     let rest = text.map_or(&[][..], |at| &start[at..]);

@@ -1,8 +1,8 @@
 //! Simulates a rules file on recorded traffic.
 //!
-//! [`Simulation`] reads access logs and converts each line to the request that it describes. Each
-//! request is decided as if it arrived at the time in the log, with the same code as for live
-//! requests. The report shows which keys would have been denied, how often and when.
+//! [`Simulation`] reads access logs and converts each line to the request that it describes. The
+//! same code as for live requests decides each request, as if the request arrived at the time in
+//! the log. The report shows which keys would have been denied, how often and when.
 //!
 //! ```text
 //! input    files, decompression, bounded lines     format   a line becomes a record

@@ -79,7 +79,7 @@ impl<'l> Record<'l> {
             Field::Query => self.query = Some(value),
             Field::Host => self.host = Some(value),
             Field::Header(name) => self.add_header(name, &value),
-            // This case does not occur. Only JSON logs have objects with headers, and their headers
+            // This case cannot occur. Only JSON logs have objects with headers, and these headers
             // are added one by one.
             Field::Headers => return false,
             Field::Cookie(name) => self.cookies.push(format!("{name}={value}")),

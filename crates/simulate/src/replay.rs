@@ -99,7 +99,7 @@ pub(crate) struct RuleCounts {
     /// The number of requests that the rule's limits deny (in shadow mode, would deny).
     pub(crate) denied: u64,
     /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if
-    /// they had arrived slightly later, by at most the precision.
+    /// they had arrived later, by at most the precision.
     pub(crate) denied_within: [u64; PRECISIONS.len()],
     /// The number of requests that a queue delays, and the longest delay.
     pub(crate) delayed: u64,
@@ -156,7 +156,7 @@ impl<'p> Replay<'p> {
         Self::with_rules(plan, plan.rules())
     }
 
-    /// Creates a replay that uses `rules`. These are the rules in `plan` with other limits.
+    /// Creates a replay that uses `rules`. `rules` are the rules in `plan` with other limits.
     pub(crate) fn with_rules(plan: &'p RulesUnderTest, rules: &'p RuleSet) -> Self {
         let counts = |rule: &Rule| RuleCounts {
             denied_by: vec![0; rule.limits().len()],

@@ -1,7 +1,7 @@
 //! Reads the requests of several logs, ordered by time.
 //!
 //! Servers write a line when the response is complete, so lines are not in the order of arrival.
-//! Each log is sorted within a window: a line is held back until another line with a time at least
+//! Each log is sorted within a window: a line is held back until a line with a time at least
 //! [`SORT_WINDOW`] later has been read. At most [`MAX_HELD`] lines are held back. The logs are
 //! merged by time. A log is opened when the simulation reaches the time of the log's first lines.
 //! Rotated files are therefore read one after the other.
@@ -37,7 +37,7 @@ pub const MAX_HELD: usize = 65_536;
 /// The maximum total size of the values in one log's held-back lines, in bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
-/// A line's time may be incorrect if it is more than this later than the times of all previous
+/// A line's time may be incorrect if it is more than one hour later than the times of all previous
 /// lines. Such a time is used only if the next line confirms it.
 const JUMP: Span = Span::from_secs(3_600);
 

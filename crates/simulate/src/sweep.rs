@@ -155,7 +155,7 @@ pub struct SweepReport {
     pub decided: u64,
     /// The number of keys of all enforced rules.
     pub all_keys: u64,
-    /// The horizontal axis of the chart. It depends on which numbers of the limits differ.
+    /// The horizontal axis of the chart. The axis depends on which numbers of the limits differ.
     #[serde(skip)]
     pub(crate) axis: Axis,
     /// The limits, in the order given in the option.
@@ -261,8 +261,8 @@ fn keys_denied(counts: &RuleCounts) -> u64 {
 struct LimitNumbers {
     count: u64,
     period: Span,
-    /// The burst or the capacity. It is `None` if the limit has neither, or if the burst or the
-    /// capacity equals the count.
+    /// The burst or the capacity. The size is `None` if the limit has neither, or if the burst or
+    /// the capacity equals the count.
     size: Option<u64>,
 }
 

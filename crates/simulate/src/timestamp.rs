@@ -112,8 +112,8 @@ fn by_pattern(pattern: &str, text: &str) -> Option<jiff::Timestamp> {
         .ok()
 }
 
-/// Parses a Unix timestamp. The unit depends on the magnitude of the number: small numbers, up to
-/// the year 5138, are seconds; larger numbers are milliseconds, microseconds or nanoseconds.
+/// Parses a Unix timestamp. The unit depends on the magnitude of the number: numbers up to the year
+/// 5138 are seconds; larger numbers are milliseconds, microseconds or nanoseconds.
 fn since_1970(text: &str) -> Option<Timestamp> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let whole: u64 = number(whole)?;

@@ -120,7 +120,7 @@ impl ApacheCompiler {
             self.literal("%");
             return Ok(rest);
         }
-        // These modifiers select one of several internal redirects, or the statuses for which the
+        // Such a modifier selects one of several internal redirects, or the statuses for which the
         // value is logged.
         let is_modifier = |c: char| c.is_ascii_digit() || matches!(c, '<' | '>' | '!' | ',');
         let rest = rest.trim_start_matches(is_modifier);

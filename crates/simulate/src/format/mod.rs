@@ -239,7 +239,7 @@ impl Format {
         let first = nearest.line;
         let mut formats = Self::candidates();
         let objects = sample.iter().filter(|line| line.starts_with('{')).count();
-        // Some lines may be damaged, so it is sufficient if half of the lines are JSON objects.
+        // Some lines may be damaged, so half of the lines must be JSON objects.
         if objects > 0 && objects * 2 >= sample.len() {
             formats.insert(0, Self::recorded());
             if sample.iter().any(|line| recorded::parse(line).is_ok()) {
@@ -416,9 +416,9 @@ fn traefik() -> Result<Template, String> {
     )
 }
 
-/// Envoy's default format. It does not contain the peer address, but with `use_remote_address`,
-/// Envoy appends the peer address to `X-Forwarded-For`. In client values, Envoy does not escape
-/// quotation marks and backslashes.
+/// Envoy's default format. The format does not contain the peer address, but with
+/// `use_remote_address`, Envoy appends the peer address to `X-Forwarded-For`. In client values,
+/// Envoy does not escape quotation marks and backslashes.
 fn envoy() -> Result<Template, String> {
     let template = Template::new(
         "[",

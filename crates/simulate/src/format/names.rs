@@ -230,7 +230,7 @@ fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
         let duration = duration.map(|at| (at, Field::Duration(SECONDS)));
         std::iter::once(time).chain(duration).collect()
     };
-    // These are the names in Caddy's logs.
+    // The column names in Caddy's logs.
     if let (Some(time), Some(_)) = (at("ts"), at("request.uri")) {
         return completion(time, at("duration"));
     }
@@ -293,7 +293,7 @@ mod tests {
             time(&["start_time", "time", "duration_ms"]),
             [(0, arrival())]
         );
-        // This duration is not used, because its unit is unknown.
+        // The duration is not used, because its unit is unknown.
         assert_eq!(time(&["time", "duration"]), [(0, arrival())]);
     }
 

@@ -16,7 +16,7 @@ pub(crate) struct Variable {
     pub(crate) name: Box<str>,
     /// The part of the request that the variable contains, if the variable is used.
     pub(crate) field: Option<Field>,
-    /// The literal string after the variable. It can be empty only for the last variable.
+    /// The literal string after the variable. The string can be empty only for the last variable.
     pub(crate) after: Box<str>,
 }
 

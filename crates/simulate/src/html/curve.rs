@@ -38,7 +38,7 @@ pub(crate) struct Curves<'c> {
 }
 
 impl Curves<'_> {
-    /// Draws the curves. Each has its own colour and dash pattern.
+    /// Draws the curves. Each curve has its own colour and dash pattern.
     pub(crate) fn draw(&self, out: &mut String) {
         let (title, bottom) = (escaped(self.title), HEIGHT - BOTTOM);
         let _ = write!(
