@@ -44,8 +44,8 @@ impl AdminAddress {
             Some(_) => return Err(not_an_address(given)),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // Each of these characters starts a path, a query or a fragment. These characters can also
-        // occur in a password, but an address with a password is invalid too.
+        // Each character in the list starts a path, a query or a fragment. Each character in the
+        // list can also occur in a password, but an address with a password is invalid too.
         if rest.contains(['/', '?', '#']) {
             return Err(format!(
                 "\"{}\" is not an address; remove everything after the host and port; {FORMS}",

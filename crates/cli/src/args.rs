@@ -156,7 +156,7 @@ const RESET_HELP: &str = key_help!(
 const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
 
 /// The arguments of [`KeyOrEntries`] that name a key. An option that is only for entries needs both
-/// `requires = "entries"` and a conflict with these arguments: clap does not require an argument
+/// `requires = "entries"` and a conflict with the key arguments: clap does not require an argument
 /// that conflicts with a present argument.
 const KEY_ARGUMENTS: [&str; 2] = ["name", "values"];
 

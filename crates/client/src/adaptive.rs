@@ -195,7 +195,7 @@ mod tests {
     }
 
     /// The server can accept only a tenth of the requests that the caller makes. The client then
-    /// settles at sending K requests for each accepted request.
+    /// sends K requests for each accepted request.
     #[test]
     fn requests_settle_at_k_times_accepts() {
         let (mut throttle, mut rng) = (AdaptiveThrottle::default(), fastrand::Rng::with_seed(3));

@@ -131,8 +131,8 @@ impl CircuitBreaker {
     /// # Errors
     ///
     /// If the breaker is open, returns the time until it admits a probe. If the breaker is
-    /// half-open and all probes are in flight, returns zero. The caller should then try again when
-    /// a probe has a result.
+    /// half-open and all probes are in flight, returns zero. The caller should try again when a
+    /// probe has a result.
     pub fn acquire(&mut self, now: Timestamp) -> Result<BreakerPermit, Span> {
         match &mut self.state {
             BreakerState::Closed => {}

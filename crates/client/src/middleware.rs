@@ -1,8 +1,9 @@
 //! Middleware for reqwest: [`RetryLayer`] and [`GuardLayer`] implement
 //! `reqwest_middleware::Middleware`.
 //!
-//! reqwest has no hook that wraps a whole request. The crate `reqwest-middleware` adds such a hook.
-//! `reqwest-middleware` is small and widely used, and keeps up with the releases of reqwest.
+//! reqwest has no hook that wraps a whole request. The crate `reqwest-middleware` adds a hook for a
+//! whole request. `reqwest-middleware` is small and widely used, and keeps up with the releases of
+//! reqwest.
 
 use std::error::Error as StdError;
 

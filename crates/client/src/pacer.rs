@@ -25,14 +25,14 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// The longest wait time that is honored. Without this maximum, one response could stop all
+    /// The longest wait time that is honored. Without a maximum, one response could stop all
     /// requests permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
     /// The maximum time for which other requests wait for the response to a probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
     /// Returns the earliest time at which the next request may be sent. A later response may change
-    /// this time.
+    /// the returned time.
     pub(crate) fn next_at(&self, now: Timestamp) -> Timestamp {
         // The spacing applies only until `advice_until`.
         let spaced = self.last_sent.after(self.spacing).min(self.advice_until);
@@ -60,8 +60,8 @@ impl Pacer {
         self.closed_until.max(now).since(now)
     }
 
-    /// Records that a response has arrived, with or without advice. From then on, requests do not
-    /// wait for the response to a probe.
+    /// Records that a response has arrived, with or without advice. After this call, requests do
+    /// not wait for the response to a probe.
     pub(crate) fn record_response(&mut self, now: Timestamp) {
         self.probing_until = Timestamp::default();
         if self.advice_until <= now {
@@ -79,9 +79,9 @@ impl Pacer {
         }
     }
 
-    /// Records that the server accepts `remaining` requests until the reset. The pacer spreads
-    /// these requests over the time until the reset. If `remaining` is zero, the pacer is closed
-    /// until the reset.
+    /// Records that the server accepts `remaining` requests until the reset. The pacer spreads the
+    /// remaining requests over the time until the reset. If `remaining` is zero, the pacer is
+    /// closed until the reset.
     pub(crate) fn spread(&mut self, quota: QuotaStatus, now: Timestamp) {
         let QuotaStatus {
             remaining,

@@ -20,7 +20,7 @@ pub struct CandidateConfig {
 
 impl CandidateConfig {
     /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
-    /// file for identifying clients. The same settings apply to the candidate rules.
+    /// file for identifying clients. The same settings also apply to the candidate rules.
     ///
     /// # Errors
     ///

@@ -16,8 +16,8 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
-/// The keys of a schedule. However, if the value of such a key is a map of operators, the key is an
-/// ordinary entry.
+/// The keys of a schedule. However, if the value of a schedule key is a map of operators, the key
+/// is an ordinary entry.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
 /// The conditions on entries in a `when` or in an item of `allow`, as written in the rules file.
@@ -293,7 +293,7 @@ impl<'n> RawOperator<'n> {
     }
 
     /// Returns the operator's position in [`OPERATORS`]. In a converted pattern, the operators are
-    /// sorted by this position.
+    /// sorted by their position in [`OPERATORS`].
     fn rank(&self) -> Option<usize> {
         let name = match self {
             Self::OfTexts { operator, .. } => operator.name(),
@@ -461,7 +461,7 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
 
 /// Returns whether the author probably meant the key `entry` as part of a schedule, although
 /// schedules do not support it. If the key were treated as an entry, the rule would never apply,
-/// because no request has this entry.
+/// because no request has an entry with this name.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }

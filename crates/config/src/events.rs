@@ -104,7 +104,7 @@ impl EventType {
     }
 
     /// Returns whether events of this type report a change to the rules, blocks, overrides or
-    /// counters, or a failed reload. The audit log contains only such events.
+    /// counters, or a failed reload. The audit log contains only events of these types.
     #[must_use]
     pub const fn is_change(self) -> bool {
         matches!(

@@ -66,8 +66,8 @@ impl Config {
     ///
     /// Returns every error in the content.
     pub fn parse_file(text: &str) -> Result<Self, Vec<Mistake>> {
-        // An editor may truncate the file before it writes the new content. Without this check, a
-        // reload could read the empty file and remove all limits.
+        // An editor may truncate the file before it writes the new content. Without the check for
+        // an empty file, a reload could read the truncated file and remove all limits.
         if says_nothing(text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(vec![Mistake {

@@ -34,7 +34,7 @@ impl KeyMask {
     }
 
     /// Creates a mask that replaces values with their HMAC-SHA256 under `secret`. With the same
-    /// secret, the hashes are the same in every process.
+    /// secret, every process computes the same hashes.
     #[must_use]
     pub fn hashed(secret: &[u8]) -> Self {
         Self(Some(hmac::Key::new(HMAC_SHA256, secret)))

@@ -3,8 +3,8 @@
 //! [`Config::parse`] reads the whole file and reports all errors at once, each with its path in the
 //! file and its line. The result needs no further validation: addresses and limits are parsed, and
 //! rules are indexed. Parsing does not read environment variables, and does not open files or
-//! sockets. The code that starts the server does this. [`Config::read`] reads the rules file from
-//! disk.
+//! sockets. The code that starts the server reads environment variables and opens files and
+//! sockets. [`Config::read`] reads the rules file from disk.
 
 mod body_cost;
 mod candidate;

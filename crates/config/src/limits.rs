@@ -30,8 +30,8 @@ pub enum DefaultAlgorithm {
     BySize,
     /// The algorithm with this name.
     Named(AlgorithmName),
-    /// The named algorithm does not exist. This error has already been reported. Limits that
-    /// inherit the algorithm cannot be checked.
+    /// The named algorithm does not exist. The error about the name has already been reported.
+    /// Limits that inherit the algorithm cannot be checked.
     Unreadable,
 }
 
@@ -156,8 +156,8 @@ fn raw_limit(
 }
 
 /// Creates the limit from `spec`, which was read from `value`. For a limit in the full form,
-/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. Such
-/// fields have already been reported, so do not report them as missing too.
+/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. Errors
+/// in unread fields have already been reported, so do not report these fields as missing too.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),

@@ -27,8 +27,8 @@ const OPEN: &str = "open-listener";
 /// The code of the warning about a file without a listener.
 const NO_LISTENER: &str = "no-listener";
 
-/// The keys of a listener without additional settings. The constants below contain the keys of
-/// listeners with additional settings.
+/// The keys of a listener without additional settings. Listeners with additional settings have the
+/// keys in the constants below.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",

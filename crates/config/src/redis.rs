@@ -19,7 +19,7 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
 // A decision that waits for Redis until the timeout is then made by the local store, with a
-// timestamp from before the wait. Even with the longest timeout, this timestamp must not be so old
+// timestamp from before the wait. Even with the longest timeout, the timestamp must not be so old
 // that the local store concludes that the clock was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 

@@ -5,7 +5,7 @@ use super::{Grpc, ListenAddresses, report::Report, rules::RawRule};
 
 /// Checks rules whose cost depends on the response or the request body. Reports an error if no
 /// proxy is configured, because only the proxy sees responses and request bodies. Warns if other
-/// listeners also apply such rules.
+/// listeners also apply rules with a response-based or body-based cost.
 pub(super) fn check(
     rules: &[RawRule<'_>],
     has_proxy: bool,

@@ -353,7 +353,7 @@ impl Parts<'_> {
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked
     /// together with valid values for the other fields. Fields that could not be read are not
-    /// checked. These fields have already been reported.
+    /// checked. Errors in unread fields have already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
             self.name.map(|name| Rule::new(name, valid_limits())),

@@ -38,7 +38,7 @@ pub enum Dialect {
 pub struct Document<'t> {
     /// The value of the whole document.
     pub root: Node<'t>,
-    /// The warnings about unexpected interpretations. The strict dialect has no such warnings.
+    /// The warnings about unexpected interpretations. The strict dialect has no warnings.
     pub warnings: Vec<Mistake>,
 }
 
@@ -227,8 +227,8 @@ impl<'t> Tree<'t> {
             Some(Open::Map(_, pairs, pending)) => match pending.take() {
                 None => *pending = Some(node),
                 Some(key) => {
-                    // For an absent value, the parser reports the line of the next token. Use the
-                    // line of the key instead, which is more helpful in messages.
+                    // For an absent value, the parser reports the line of the next token. For a
+                    // missing value, use the line of the key, which is more helpful in messages.
                     let line = if matches!(node.content, Content::Empty) {
                         key.line
                     } else {

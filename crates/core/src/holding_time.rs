@@ -2,7 +2,7 @@
 //!
 //! The time at which a slot becomes free depends on running requests and cannot be known. If `n`
 //! slots are held for a time `t` each, one slot is released every `t / n` on average. Each request
-//! ahead in the queue takes one of these slots, so each request adds `t / n` to the wait.
+//! ahead in the queue takes one of the released slots, so each request adds `t / n` to the wait.
 
 use crate::time::Span;
 

@@ -1,9 +1,9 @@
 //! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
 //! A quota is a rule in quota mode. Quotas deny a request only if all of the request's quotas are
-//! over their limits. No store supports such a condition. Therefore, one quota becomes the leading
-//! quota: the first quota with remaining capacity. The leading quota can deny the request like any
-//! other rule. The other quotas only count hits.
+//! over their limits. No store supports the condition that all quotas must be over their limits.
+//! Therefore, one quota becomes the leading quota: the first quota with remaining capacity. The
+//! leading quota can deny the request like any other rule. The other quotas only count hits.
 //!
 //! ```text
 //! rules  ────────────────────────▶ deny ──┐
@@ -152,7 +152,7 @@ impl Evaluator<'_> {
             match (applied.hits, cached_until) {
                 (Hits::Charge(_), Some(until)) => {
                     // Record the cached result now, because the cache entry may expire before this
-                    // descriptor is decided. The other descriptors must be decided with the same
+                    // descriptor is decided. All other descriptors must be decided with the same
                     // result.
                     applied.result = LimitResult::cached(until);
                     // A rule in shadow mode never denies, and a quota does not deny on its own.
@@ -238,8 +238,8 @@ impl Evaluator<'_> {
                 return Ok(results);
             }
             // The leading quota is exhausted, so the other counters are charged again with another
-            // leading quota. Counters whose limits have all counted this denial are not charged
-            // again. If only some of a descriptor's limits count denials, those limits count this
+            // leading quota. Counters whose limits have all counted the denial are not charged
+            // again. If only some of a descriptor's limits count denials, those limits count the
             // denial twice.
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }

@@ -34,7 +34,7 @@ pub struct RateLimitAnswer {
     /// One status per descriptor, in the order of the descriptors in the request.
     pub statuses: Vec<DescriptorStatus>,
     /// The headers that Envoy adds to its response to the client. The list is empty unless the
-    /// settings enable these headers.
+    /// settings enable the headers.
     pub response_headers: Vec<ResponseHeader>,
     /// Dynamic metadata: the request, and the metadata of the rules that admitted it. `None` unless
     /// the settings enable dynamic metadata.
@@ -98,8 +98,8 @@ pub enum RlsError {
     /// No configuration has been loaded yet. The operator must load one.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
-    /// The store is unavailable, and the settings require an error in this case. The operator must
-    /// fix the store. If several limits applied, some of them may have been charged.
+    /// The store is unavailable, and the settings require an error if the store is unavailable. The
+    /// operator must fix the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
     /// Reservations are turned off. The operator must turn them on.

@@ -118,8 +118,8 @@ fn name_of(folder: &Path, file: &Path) -> String {
 }
 
 /// Calls `look`, then `read`, then `look` again. If the two calls of `look` return different
-/// values, tries again, with at most [`TRIES`] attempts. Files that are replaced while `read` runs
-/// could otherwise lead to a mixture of old and new content.
+/// values, tries again, with at most [`TRIES`] attempts. If files are replaced while `read` runs,
+/// the first result could be a mixture of old and new content.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,

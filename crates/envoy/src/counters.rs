@@ -136,7 +136,7 @@ impl Registry {
 }
 
 /// The number of descriptors in requests for each unknown domain. A typo in a domain name silently
-/// disables all limits of the domain, and this metric reveals the typo.
+/// disables all limits of the domain, and the metric reveals the typo.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 

@@ -49,7 +49,7 @@ impl Evaluator<'_> {
     /// Decides each of `descriptors` separately. With Redis, descriptors with different keys are
     /// queried concurrently, so that their commands are pipelined. Descriptors with the same key
     /// are decided in order. With the memory store, descriptors are decided one after the other,
-    /// because this store never waits.
+    /// because the memory store never waits.
     pub(super) async fn evaluate_separately<'a, 'd: 'a>(
         &self,
         descriptors: impl Iterator<Item = &'a mut AppliedLimit<'d>>,
@@ -130,8 +130,8 @@ impl Evaluator<'_> {
 
     /// # Errors
     ///
-    /// Returns [`RlsError::Store`] if the store is unavailable and the settings require an error in
-    /// this case.
+    /// Returns [`RlsError::Store`] if the store is unavailable and the settings require an error
+    /// for an unavailable store.
     pub(super) async fn query_store(
         &self,
         charges: &[Charge<'_>],

@@ -12,8 +12,8 @@
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// The prefix of a key that contains a longer key's digest. No window length begins with these
-/// bytes, because a window length is a minimal varint and these bytes are not.
+/// The prefix of a key that contains a longer key's digest. No window length begins with this
+/// prefix: a window length is a minimal varint, and the prefix is not.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
 /// Writes the key of `domain` and `entries` into `key`. If the key is longer than

@@ -142,8 +142,8 @@ impl RateLimitService {
         self.observe_denials(listener, request, &matches, &answer, evaluator.now);
         let domain = domains.get(&request.domain);
         if domain.is_some_and(|domain| !domain.limitador.is_empty()) {
-            // Remove these statuses, as in `decide_by_limits`: each of them is for a limit and not
-            // for a descriptor.
+            // Remove the statuses, as in `decide_by_limits`: each status is for a limit and not for
+            // a descriptor.
             answer.statuses.clear();
         }
         trace_outcome(listener, answer.overall_code, answer.statuses.len());
@@ -365,7 +365,7 @@ impl RateLimitService {
             let committed = self.commit_matches(&request, &id, actual, within).await;
             return self.note_error(committed);
         }
-        // The task keeps running if the call is cancelled. If it ended with the call, a
+        // The task keeps running if the call is cancelled. If the task ended with the call, a
         // cancellation between the settlement and the report would lose part of the amount.
         let service = Arc::clone(self);
         let task = async move { service.commit_matches(&request, &id, actual, within).await };

@@ -129,7 +129,7 @@ impl RateLimitService {
         evaluator.evaluate_all_or_nothing(matches).await?;
         let mut answer = self.answer(request, matches, evaluator.now);
         self.observe_denials(listener, request, matches, &answer, evaluator.now);
-        // Remove these statuses: each of them is for a limit, but Envoy expects one status for each
+        // Remove the statuses: each status is for a limit, but Envoy expects one status for each
         // descriptor. Limitador sends no statuses.
         answer.statuses.clear();
         Ok(answer)

@@ -4,7 +4,7 @@ use tidegate_net::prometheus::{Metric, Page, count};
 
 use super::{ConfigLoads, ConfigWatcher, HitCounterKind, RateLimitService, XdsClient};
 
-/// The metric of each counter. The documentation maps these metrics to the names in
+/// The metric of each counter. The documentation maps the metrics to the names in
 /// envoyproxy/ratelimit.
 const HITS: [(HitCounterKind, Metric<2>); 7] = [
     (

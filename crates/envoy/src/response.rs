@@ -82,7 +82,7 @@ fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
         // If the window has no hits, the outcome has no reset time, so compute the end of the
-        // window here.
+        // window from `now`.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }

@@ -96,8 +96,8 @@ impl RateLimitService {
     ///
     /// # Errors
     ///
-    /// Returns an [`RlsError`] if the request cannot be decided. Nothing is charged in this case,
-    /// unless the store has failed.
+    /// Returns an [`RlsError`] if the request cannot be decided. Nothing is charged if there is an
+    /// error, unless the store has failed.
     pub async fn should_rate_limit(
         &self,
         request: &RateLimitRequest,

@@ -64,9 +64,9 @@ fn join_levels(levels: impl Iterator<Item = String>) -> String {
     written
 }
 
-/// Returns the length of the IPv4 address at the start of `bytes`, if there is one. An address is
-/// four numbers of one to three digits. envoyproxy/ratelimit detects IPv4 addresses in the same
-/// way.
+/// Returns the length of the IPv4 address at the start of `bytes`, if there is one.
+/// envoyproxy/ratelimit uses the same definition: an address is four numbers of one to three
+/// digits.
 fn address(bytes: &[u8]) -> Option<usize> {
     let mut len = 0;
     for number in 0..4 {

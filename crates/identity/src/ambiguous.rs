@@ -1,5 +1,5 @@
 //! Ambiguous requests, which a service may interpret differently from the rules. Clients could use
-//! such requests to evade limits.
+//! ambiguous requests to evade limits.
 
 use std::{borrow::Cow, fmt};
 
@@ -23,11 +23,11 @@ pub enum AmbiguousRequest {
     /// of `-`. Many services treat the two names as equal. The string is the entry name.
     Alias(Box<str>),
     /// A cookie value contains an escaped character that does not need escaping, such as `%61` for
-    /// `a`. Some services decode such escapes and others do not, so the rules and the service could
-    /// use different values. The string is the entry name.
+    /// `a`. Some services decode `%61` and others do not, so the rules and the service could use
+    /// different values. The string is the entry name.
     HiddenLetters(Box<str>),
-    /// The path has `.` or `..` segments. Some services resolve these segments and others do not,
-    /// so the rules and the service could use different paths.
+    /// The path has `.` or `..` segments. Some services resolve `.` and `..` and others do not, so
+    /// the rules and the service could use different paths.
     DotSegments,
     /// The value of this entry is not a single IP address. The string is the entry name.
     NotAnAddress(Box<str>),

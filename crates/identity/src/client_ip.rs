@@ -1,9 +1,9 @@
 //! Finds the client address of a request. The configuration says which proxies are trusted.
 //!
 //! Each proxy on the path appends the address of its own peer to a list, for example in
-//! `X-Forwarded-For`. A client can also send such a list. The client's own elements then precede
-//! the proxies' elements. Therefore, the list is read from the right, starting at the socket's
-//! peer, up to the first address that is not a trusted proxy:
+//! `X-Forwarded-For`. A client can also send a list of its own. The client's own elements then
+//! precede the proxies' elements. Therefore, the list is read from the right, starting at the
+//! socket's peer, up to the first address that is not a trusted proxy:
 //!
 //! ```text
 //! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8
@@ -120,10 +120,10 @@ impl Trust {
     ///
     /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address recorded by a
     /// trusted proxy may be unusable: it may be `unknown`, invalid, or missing because the list is
-    /// too short. The result is then the last known address. With [`Proxies::Hops`], the last known
-    /// address is `peer`. With [`Proxies::Nets`], the last known address is that of the proxy that
-    /// recorded the unusable address. Therefore, a client cannot use a header to choose an address
-    /// that no trusted proxy has written.
+    /// too short. If it is unusable, the result is the last known address. With [`Proxies::Hops`],
+    /// the last known address is `peer`. With [`Proxies::Nets`], the last known address is that of
+    /// the proxy that recorded the unusable address. Therefore, a client cannot use a header to
+    /// choose an address that no trusted proxy has written.
     #[must_use]
     pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();

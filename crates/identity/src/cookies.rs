@@ -10,8 +10,8 @@ use crate::{AmbiguousRequest, ambiguous::single_value};
 /// Returns the decoded value of the cookie `name`, which is the source of the entry `entry`.
 ///
 /// RFC 6265 gives the percent sign no meaning, but many frameworks decode it. No encoder escapes a
-/// letter, a digit or one of `-._~`. A value with such a needless escape is rejected, because some
-/// services decode the escape and others do not. Other escapes are decoded, so that `a%3Db` and
+/// letter, a digit or one of `-._~`. A value with a needless escape is rejected, because some
+/// services decode the escape and others do not. All other escapes are decoded, so that `a%3Db` and
 /// `a=b` have the same count.
 ///
 /// # Errors

@@ -164,8 +164,8 @@ impl DerivedEntry {
         &self.source
     }
 
-    /// Returns the selected part of `value`. Returns `None` if `value` has no such part, or if the
-    /// part is empty.
+    /// Returns the selected part of `value`. Returns `None` if `value` lacks the selected part, or
+    /// if the part is empty.
     #[must_use]
     pub fn extract<'v>(&self, value: &'v str) -> Option<&'v str> {
         let part = match &self.cut {

@@ -23,8 +23,8 @@ use crate::{
 pub struct Peer(pub SocketAddr);
 
 /// The entries that the application sets, stored as a request extension. Examples are claims of a
-/// verified token, the tenant, or the name in a TLS client certificate. These entries take
-/// precedence over the entries of the request itself.
+/// verified token, the tenant, or the name in a TLS client certificate. The application's entries
+/// take precedence over the entries of the request itself.
 ///
 /// # Examples
 ///
@@ -315,7 +315,7 @@ mod tests {
     }
 
     /// Behind a proxy, the header `X-Customer` may be trusted. In an application without a proxy,
-    /// the client controls this header.
+    /// the client controls the header `X-Customer`.
     #[test]
     fn application_entries_come_first_and_no_header_replaces_them() {
         let mut parts = request("/login", &[("x-customer", "evil")]);

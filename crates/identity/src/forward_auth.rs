@@ -34,7 +34,7 @@
 //! - an entry with several different values,
 //! - a path with `.` or `..` segments,
 //! - a header named by `Connection`, which the proxy may remove before the service sees it,
-//! - a header that is also sent with `_` instead of `-` in its name.
+//! - a header that the request also contains with `_` instead of `-` in its name.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -89,8 +89,8 @@ pub struct DescribedRequest<'r> {
     /// address to the header, the appended element counts as one more proxy with
     /// [`Proxies::Hops`](crate::Proxies::Hops).
     pub peer: Option<IpAddr>,
-    /// The entries that the proxy's configuration sets, by name. These entries take precedence over
-    /// all other entries, and their values are used unchanged.
+    /// The entries that the proxy's configuration sets, by name. The configured entries take
+    /// precedence over all other entries, and their values are used unchanged.
     pub entries: &'r [(&'r str, &'r str)],
 }
 
@@ -119,8 +119,8 @@ impl<'r> ForwardAuthRequest<'r> {
         let named = match request.peer {
             // This code cannot tell whether the proxy has appended `peer` to the list. Even if the
             // last element equals `peer`, the proxy may have taken `peer` from the list. Therefore,
-            // do not skip a last element that equals `peer`. If it were skipped, a client could
-            // choose its own address.
+            // do not skip a last element that equals `peer`. Skipping the element would allow a
+            // client to choose its own address.
             Some(peer) => Some(context.trust.client_ip(peer, headers)),
             None => context.trust.client_ip_from_proxy(headers),
         };
@@ -244,8 +244,8 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 }
 
-/// Returns true if `Connection` names the header `known`. A proxy may then have removed the header,
-/// or may still remove it.
+/// Returns true if `Connection` names the header `known`. If so, a proxy may have removed the
+/// header, or may still remove it.
 fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
     headers
         .get_all(CONNECTION)

@@ -10,8 +10,8 @@ use http::{
 use crate::client_ip::X_FORWARDED_FOR;
 
 /// Returns a header's value without surrounding white space, which is not part of the value (RFC
-/// 9110, section 5.5). The value may contain any byte. Invalid UTF-8 becomes U+FFFD, so that such a
-/// value can still be used in a key.
+/// 9110, section 5.5). The value may contain any byte. Invalid UTF-8 becomes U+FFFD, so that a
+/// value with invalid UTF-8 can still be part of a key.
 #[must_use]
 pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes().trim_ascii())

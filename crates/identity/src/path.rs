@@ -16,8 +16,9 @@ use crate::AmbiguousRequest;
 ///
 /// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`. A segment also counts as
 /// `.` or `..` if it is encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which
-/// some servers treat as a slash. Ordinary clients resolve such segments before they send a
-/// request. Some servers also resolve such segments, and others look for a file of that name.
+/// some servers treat as a slash. Ordinary clients resolve the segments `.` and `..` before they
+/// send a request. Some servers also resolve these segments, and others look for a file with that
+/// name.
 pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {

@@ -2,7 +2,7 @@
 //!
 //! A block is identified by its key, which contains a hash of the rule's name. A block therefore
 //! stays in the store when its rule is renamed, removed or given different key entries. The block
-//! is then usually inactive, because no request has the blocked key any more. There is one
+//! is then usually inactive, because requests no longer have the blocked key. There is one
 //! exception: the block denies a request whose values for the new key entries equal the blocked
 //! values.
 
@@ -25,9 +25,8 @@ pub struct BlockedKey<'a> {
 }
 
 impl<'a> BlockedKey<'a> {
-    /// Decodes the key of `block` with the key entries of the active rule. If the active rule no
-    /// longer has the same key entries, uses the entries that the rule had when the block was
-    /// created.
+    /// Decodes the key of `block` with the key entries of the active rule. If the active rule has
+    /// other key entries, uses the entries that the rule had when the block was created.
     #[must_use]
     pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
         let rule = rules.rule_of(&block.key);

@@ -1,4 +1,4 @@
-//! A cache of values, such as parsed limits. Building such a value takes longer than a rate limit
+//! A cache of values, such as parsed limits. Building a value takes longer than a rate limit
 //! decision.
 
 use std::hash::{BuildHasher as _, Hash};

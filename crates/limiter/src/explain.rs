@@ -25,10 +25,11 @@ pub struct Explanation<'r> {
     pub exactness: Exactness,
     /// The component that would decide.
     pub source: Source,
-    /// The item of the allow list that the request matches. No rule charges such a request.
+    /// The item of the allow list that the request matches. No rule charges a request on the allow
+    /// list.
     pub allowed_by: Option<&'r When>,
     /// The block by entries that denies the request and does not depend on a rule, with its target.
-    /// Such a block also denies a request to which no rule applies.
+    /// A block for all rules also denies a request to which no rule applies.
     pub entry_block: Option<(EntryBlockTarget, EntryBlock)>,
     /// The charges that the rules would make, in rule order.
     pub charges: Vec<ExplainedCharge<'r>>,
@@ -63,8 +64,8 @@ pub struct ExplainedCharge<'r> {
     pub next: Vec<Outcome>,
     /// The block on the key.
     pub block: Option<Block>,
-    /// The block by entries that denies the request under this rule, with its target. A block on
-    /// the key is not looked up if there is such a block.
+    /// The block by entries that denies the request under this rule, with its target. If a block by
+    /// entries denies the request, a block on the key is not looked up.
     pub entry_block: Option<(EntryBlockTarget, EntryBlock)>,
     /// Whether the rule would admit the request. The value is false for a shadow rule that would
     /// deny the request, although such a rule denies nothing.

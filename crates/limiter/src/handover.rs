@@ -36,8 +36,8 @@ const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
 /// A function that sends a record, given its tag and its bytes.
 pub type SendState<'f> = dyn FnMut(u8, &[u8]) -> io::Result<()> + 'f;
 
-/// Returns whether a record is a part of the memory store. Several threads can take such records at
-/// the same time.
+/// Returns whether a record is a part of the memory store. Several threads can take parts of the
+/// memory store at the same time.
 #[must_use]
 pub const fn is_store_part(tag: u8) -> bool {
     tag == STORE_PART
@@ -74,12 +74,13 @@ impl ServerLimiter {
     /// Sends the state of this limiter, and seals the memory store, which then makes no more
     /// decisions.
     ///
-    /// With Redis, the state of the limits is in Redis. The memory store then contains only the
-    /// state that the fallback has counted while Redis was unreachable.
+    /// With Redis, the state of the limits is in Redis. The memory store then contains only what
+    /// the fallback has counted while Redis was unreachable.
     ///
     /// # Errors
     ///
-    /// Returns the error of `send`. The caller must then call [`Self::take_back_state`].
+    /// Returns the error of `send`. If there is an error, the caller must call
+    /// [`Self::take_back_state`].
     pub fn send_state(&self, send: &mut SendState<'_>) -> io::Result<()> {
         send(TIME, &self.now().as_micros().to_le_bytes())?;
         if self.redis_store().is_none() {
@@ -112,7 +113,7 @@ impl ServerLimiter {
         Ok(())
     }
 
-    /// Uses the own state again, because the other process has failed.
+    /// Uses this process's own state again, because the other process has failed.
     pub fn take_back_state(&self) {
         self.local_store().unseal();
         self.set_moved(false);
@@ -161,7 +162,7 @@ impl ServerLimiter {
     }
 
     /// Continues with the time of the other process, if the wall clock was stepped since the other
-    /// process was started. Without this correction, every deadline in the state would shift. With
+    /// process was started. Without the correction, every deadline in the state would shift. With
     /// Redis, the correction applies to the state of the fallback, which uses the clock of the
     /// process.
     fn continue_clock(&self, old_time: Timestamp) {

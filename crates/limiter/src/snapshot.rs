@@ -7,7 +7,7 @@
 //! If there are outstanding reservations, the file has another magic and further parts, which end
 //! with another length 0. A part with reservations consists of the time at which it was written (8
 //! bytes), and the reservations, each after its length (4 bytes). Without reservations, versions
-//! that do not know these parts can read the file.
+//! that do not know the part type can read the file.
 //!
 //! A snapshot is written to a temporary file and renamed into place. A reader therefore sees either
 //! the old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All
@@ -110,8 +110,8 @@ impl SnapshotHealth {
         }
     }
 
-    /// Records that the check at startup failed. The caller has logged this failure. The first
-    /// failed write will still be logged.
+    /// Records that the check at startup failed. The caller has logged the failure of the check.
+    /// The first failed write will still be logged.
     pub fn fail_startup_check(&self, error: String, now: Timestamp) {
         self.lock().failure = Some(Failure {
             error,
@@ -200,7 +200,7 @@ fn seconds(span: Span) -> u64 {
 
 /// Atomically writes the contents of `store` at `now` to the file at `path`, together with the
 /// outstanding reservations. `reservations` is called after the contents of the store were copied.
-/// The result must contain only reservations whose charges are in this copy.
+/// `reservations` must return only reservations whose charges are in the copy.
 ///
 /// Each shard of the store is locked only while the shard is copied.
 ///
@@ -306,7 +306,7 @@ fn encode_reservations(reservations: &[Vec<u8>], now: Timestamp) -> Vec<u8> {
 
 /// Returns the reservations of a snapshot; `None` if a part is not valid. Returns no reservations
 /// if the clock was far ahead when the snapshot was written: the instants of the keys are then
-/// moved back, so the receipts of the reservations do not match them.
+/// moved back, so the receipts of the reservations no longer match.
 fn decode_reservations(parts: &[&[u8]], now: Timestamp) -> Option<Vec<Vec<u8>>> {
     let mut reservations = Vec::new();
     for part in parts {

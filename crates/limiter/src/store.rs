@@ -125,8 +125,8 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decided, outcomes);
         }
-        // The other charges were decided by a fallback policy (`on_failure`). These charges have no
-        // outcomes, so they are placed after the evaluated charges.
+        // A fallback policy (`on_failure`) decided all other charges. The charges without outcomes
+        // follow the evaluated charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
         let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();
@@ -291,7 +291,7 @@ impl Store for ServerLimiter {
                     });
                 }
             }
-            // A receipt issued by another backend cannot be settled here.
+            // This backend cannot settle a receipt from another backend.
             (Backend::Memory(_), Some(LimiterReceipt::Redis(_)))
             | (Backend::Redis(_), Some(LimiterReceipt::Memory(_)))
             | (_, None) => {}
@@ -316,7 +316,7 @@ impl Store for ServerLimiter {
             (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
                 redis_store.renew(charges, receipt, now).map(observed)
             }
-            // A receipt issued by another backend cannot be renewed here.
+            // This backend cannot renew a receipt from another backend.
             (Backend::Memory(_), LimiterReceipt::Redis(_))
             | (Backend::Redis(_), LimiterReceipt::Memory(_)) => {
                 MaybeReady::Ready(observed(Renewal::Unknown))

@@ -1,9 +1,10 @@
-//! Keys of limits that are sent with the request. Such a key never equals the key of a rule.
+//! Keys of limits that are sent with the request. The key of such a limit never equals the key of a
+//! rule.
 
 use tidegate_core::{MAX_KEY_SPACE, RequestError, bounds, free_key_in};
 
 /// A database number in the Redis protocol. Each database has its own keys for limits that are sent
-/// with the request. The rules are the same in all databases.
+/// with the request. The rules are the same for all databases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database(u8);
 

@@ -143,8 +143,8 @@ pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> 
 }
 
 /// Records the outcome of a decision in the span of its request. A Redis protocol command that is
-/// decided without a call to Redis has no span. For such a decision, a separate span without a
-/// duration is created.
+/// decided without a call to Redis has no span. A decision without a span gets a separate span
+/// without a duration.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;

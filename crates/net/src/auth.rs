@@ -35,8 +35,8 @@ const RATE: Rate = Rate {
 };
 
 /// The maximum number of addresses whose invalid secrets are counted. If all of these addresses are
-/// locked out, secrets from a new address are compared but not counted. If these secrets were
-/// rejected, an attacker with many addresses could lock out every client.
+/// locked out, secrets from a new address are compared but not counted. If secrets from new
+/// addresses were rejected, an attacker with many addresses could lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 const FAILURES: Metric<2> = Metric::counter(
@@ -76,7 +76,7 @@ pub enum AuthOutcome {
     },
     /// The secret is invalid.
     Wrong,
-    /// The address has sent too many invalid secrets, so this secret was not compared.
+    /// The address has sent too many invalid secrets, so the server did not compare this secret.
     Limited {
         /// The time after which the address may try again.
         retry_after: Span,

@@ -28,8 +28,8 @@ use super::{
 /// The maximum number of credits. A connection starts with this number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates. Sending 64 MiB of data earns this number of
-/// credits.
+/// The maximum number of credits for window updates. A client earns this number of credits by
+/// receiving 64 MiB of data.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -41,7 +41,7 @@ const PER_REQUEST: u64 = 4;
 /// The credits earned per `DATA` frame that is sent to the client without using up a window.
 const PER_DATA_FRAME: u64 = 4;
 
-/// This number of body bytes, in either direction, earns one credit. Some clients send window
+/// The number of body bytes, in either direction, that earn one credit. Some clients send window
 /// updates for the stream and for the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 

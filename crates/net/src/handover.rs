@@ -83,8 +83,8 @@ impl MaybeMovable for TlsStream<TcpStream> {
 /// An in-process pipe has no socket.
 impl MaybeMovable for DuplexStream {}
 
-/// A guard for an open connection that can be handed over. The server waits for such connections
-/// only while they are handed over.
+/// A guard for an open connection that can be handed over. The server waits only for connections
+/// with this guard while it hands over its connections.
 #[derive(Debug)]
 pub struct MovableConnection {
     shutdown: Shutdown,

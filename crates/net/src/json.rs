@@ -40,7 +40,7 @@ const MAX_MEMBERS: usize = 64;
 ///
 /// # Errors
 ///
-/// Returns a problem if the body is not JSON, or is not such an object.
+/// Returns a problem if the body is not JSON, or is not a JSON object.
 pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     if body.is_empty() {
         return Err(Problem::bad("body", "is empty; expected an object"));

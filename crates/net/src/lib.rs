@@ -91,8 +91,8 @@ pub use tls_client::{ClientTlsError, ClientTlsFiles, client_config};
 pub use worker::Tasks;
 
 /// The default maximum number of header lines in an HTTP/1.1 request. The maximum equals hyper's
-/// own default, so it is not passed to hyper. If it were, hyper would initialise two arrays of that
-/// size for each request.
+/// own default, so it is not passed to hyper. With an explicit maximum, hyper would initialise two
+/// arrays of that size for each request.
 pub const MAX_HEADERS: usize = 100;
 
 /// The limits of a listener and of its connections.

@@ -66,8 +66,8 @@ struct SharedState {
     control: Mutex<ControlRequests>,
 }
 
-/// Requests to the writer other than log lines. These requests bypass the queue, because the queue
-/// may be full.
+/// Requests to the writer other than log lines. Control requests bypass the queue, because the
+/// queue may be full.
 #[derive(Default)]
 struct ControlRequests {
     reopen: bool,
@@ -274,8 +274,8 @@ impl Writer {
         self.report(&written);
     }
 
-    /// Rotates the full file. Returns false if the rotation fails; the line is then dropped, so
-    /// that the file does not grow beyond its maximum. The rotation is retried after
+    /// Rotates the full file. If the rotation fails, returns false and drops the line, so that the
+    /// file does not grow beyond its maximum. The rotation is retried after
     /// [`ROTATION_RETRY_LINES`] lines.
     fn make_room(&mut self) -> bool {
         if let Some(dropped) = &mut self.dropped_since_rotation
@@ -330,7 +330,7 @@ impl Writer {
     }
 
     /// Opens the file at the log's path. Buffered lines are first written to the current file; if
-    /// this fails, the current file stays in use.
+    /// that fails, the current file stays in use.
     fn open_next(&mut self) -> io::Result<()> {
         let Some(path) = &self.settings.path else {
             return Ok(());

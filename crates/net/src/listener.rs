@@ -47,7 +47,7 @@ struct Inner {
 }
 
 /// A predicate that returns true for the addresses of proxies that serve many clients. The
-/// per-client limit does not apply to these addresses.
+/// per-client limit does not apply to connections from a proxy that serves many clients.
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 impl Listener {

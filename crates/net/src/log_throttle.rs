@@ -20,8 +20,8 @@ pub const BURST: u64 = 30;
 /// After its burst, a call site may write one more log message per interval.
 pub const INTERVAL: Span = Span::from_secs(5);
 
-/// The maximum number of tracked call sites. The number of call sites in a program is fixed and far
-/// below this maximum. Call sites beyond the maximum share one limit.
+/// The maximum number of tracked call sites. The number of call sites in a program is fixed, and
+/// far below the maximum. Call sites beyond the maximum share one limit.
 const MAX_SITES: usize = 4_096;
 
 /// A rate limiter for log messages, with a separate limit for each call site. An `Id` identifies a

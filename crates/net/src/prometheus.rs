@@ -2,8 +2,8 @@
 //!
 //! The crate `prometheus-client` encodes the pages. The program does not use that crate's counters,
 //! because counting would look them up by their labels under a lock. Instead, the program has its
-//! own counters, and reads these counters when a page is requested. Counting therefore takes only
-//! an atomic addition.
+//! own counters, and reads the counters when a page is requested. Counting therefore takes only an
+//! atomic addition.
 
 use std::{
     fmt::{self, Debug, Formatter, Write as _},
@@ -32,7 +32,8 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` does not end in `_total`. In a constant, such a panic is a compile error.
+    /// Panics if `name` does not end in `_total`. If the declaration is a constant, a panic is a
+    /// compile error.
     #[must_use]
     pub const fn counter(
         name: &'static str,
@@ -44,12 +45,13 @@ impl<const N: usize> Metric<N> {
     }
 
     /// Declares a counter under a name without `_total` that comes from another program.
-    /// OpenMetrics does not allow such a counter, so in that format the metric has the type
-    /// unknown.
+    /// OpenMetrics does not allow a counter without `_total`, so in that format the metric has the
+    /// type unknown.
     ///
     /// # Panics
     ///
-    /// Panics if `name` ends in `_total`. In a constant, such a panic is a compile error.
+    /// Panics if `name` ends in `_total`. If the declaration is a constant, a panic is a compile
+    /// error.
     #[must_use]
     pub const fn foreign_counter(
         name: &'static str,
@@ -64,7 +66,8 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` ends in `_total`. In a constant, such a panic is a compile error.
+    /// Panics if `name` ends in `_total`. If the declaration is a constant, a panic is a compile
+    /// error.
     #[must_use]
     pub const fn gauge(name: &'static str, labels: [&'static str; N], help: &'static str) -> Self {
         assert!(!is_total(name), "only the name of a counter ends in _total");
@@ -75,7 +78,8 @@ impl<const N: usize> Metric<N> {
     ///
     /// # Panics
     ///
-    /// Panics if `name` ends in `_total`. In a constant, such a panic is a compile error.
+    /// Panics if `name` ends in `_total`. If the declaration is a constant, a panic is a compile
+    /// error.
     #[must_use]
     pub const fn histogram(
         name: &'static str,

@@ -27,10 +27,10 @@ use futures_util::task::AtomicWaker;
 /// 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// While a connection is idle, the listener accepts newer connections. Once their number reaches
-/// 1/8 of the connection limit, an idle connection that has never sent a request is evicted before
-/// all others. Before that, such a connection counts like the others, so that a new client has time
-/// to send its first request.
+/// While a connection is idle, the listener accepts newer connections. Once the number of newer
+/// connections reaches 1/8 of the connection limit, an idle connection that has never sent a
+/// request is evicted before all others. Until that point, the connection is treated like all
+/// others, so that a new client has time to send its first request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.

@@ -15,8 +15,8 @@ pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Builds a JSON response.
 pub fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
-    // Serialising to memory fails only for maps whose keys are not strings. No response contains
-    // such a map.
+    // Serialising to memory fails only for maps whose keys are not strings. No response contains a
+    // map whose keys are not strings.
     json_document(status, serde_json::to_vec(value).unwrap_or_default())
 }
 

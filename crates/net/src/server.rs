@@ -27,8 +27,8 @@ pub struct Server {
     workers: Vec<Worker>,
     shutdown: Shutdown,
     open: Arc<ConnectionCount>,
-    /// The TLS connections that are relayed to another process. These connections are not in
-    /// `open`.
+    /// The TLS connections that are relayed to another process. The field `open` does not include
+    /// these connections.
     relays: Arc<ConnectionCount>,
     listeners: Mutex<Vec<Arc<dyn Adopt>>>,
 }
@@ -204,13 +204,13 @@ impl Server {
     /// connections serve further requests.
     pub async fn stop_accepting(&self) {
         self.shutdown.enter(Stage::Closing);
-        // All listeners accept on the first worker, so none is in the middle of accepting a
-        // connection after this.
+        // All listeners accept connections on the first worker, so after this call no listener is
+        // in the middle of accepting a connection.
         self.first().yielded().await;
     }
 
     /// Passes each connection that can be handed over to `take`, as soon as it is between two
-    /// requests. From now on, such a connection reads no further request.
+    /// requests. A connection that was passed to `take` reads no further request.
     pub async fn hand_over(&self, take: MoveConnection) {
         self.shutdown.sink().set(Some(take));
         self.shutdown.enter(Stage::HandingOver);

@@ -109,7 +109,7 @@ impl Shutdown {
     }
 
     /// Waits until connections must finish their requests and close. Returns immediately if
-    /// connections must do so already.
+    /// connections must already do so.
     pub async fn begun(&self) {
         self.reached(Stage::is_closing).await;
     }

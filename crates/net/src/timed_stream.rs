@@ -27,7 +27,7 @@ use super::LazyTimer;
 pub struct StreamTimeouts {
     /// The timeout for the next request, from the end of the previous response.
     pub idle: Duration,
-    /// The timeout for a whole request, from its first byte. Arriving bytes do not extend this
+    /// The timeout for a whole request, from its first byte. Arriving bytes do not extend the
     /// timeout. For the first request of a connection, the timeout starts with the connection.
     pub request: Duration,
     /// The timeout for a peer that does not read, or reads too slowly.
@@ -40,7 +40,7 @@ pub enum WriteTimeout {
     /// The maximum time during which the peer reads nothing. Suitable for output of any length.
     Stall(Duration),
     /// The maximum time from a blocked write until the peer has read all pending output. Suitable
-    /// for short responses. A peer cannot extend this timeout by reading a few bytes at a time.
+    /// for short responses. A peer cannot extend the timeout by reading a few bytes at a time.
     Drain(Duration),
 }
 
@@ -162,7 +162,8 @@ pub struct TimedStream<S> {
     stream: S,
     timeouts: StreamTimeouts,
     phase: Phase,
-    /// Bytes that another process has read from the stream. The stream returns these bytes first.
+    /// Bytes that another process has read from the stream. The stream returns the bytes of
+    /// `unread` first.
     unread: Vec<u8>,
     /// The read timer, which is created at the first wait.
     read_timer: Option<LazyTimer>,
@@ -177,7 +178,8 @@ impl<S> TimedStream<S> {
     }
 
     /// Wraps `stream`; another process has read the bytes `unread` from it and not processed them.
-    /// The new stream returns these bytes first. Begins the idle phase if `unread` is empty.
+    /// The new stream returns the bytes of `unread` first. Begins the idle phase if `unread` is
+    /// empty.
     pub fn resumed(stream: S, timeouts: StreamTimeouts, unread: Vec<u8>) -> Self {
         let phase = if unread.is_empty() { IDLE } else { REQUEST };
         Self {
@@ -351,8 +353,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
             let is_response_due = &self.phase.0.is_response_due;
             is_response_due.store(false, Ordering::Relaxed);
         }
-        // Start the idle timeout at the end of the response. Without this call, the timeout would
-        // start when hyper polls for reading. If hyper already knows that there is nothing to read,
+        // Start the idle timeout at the end of the response. Otherwise, the timeout would start
+        // only when hyper polls for reading. If hyper already knows that there is nothing to read,
         // it polls for reading only when data arrives.
         if phase == IDLE && !self.phase.is_timed() {
             // The timer was set just now, so it cannot have expired.

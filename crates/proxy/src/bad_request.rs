@@ -1,9 +1,9 @@
 //! Adds explanations to hyper's replies to HTTP/1.1 heads that are too large or invalid.
 //!
-//! hyper writes these replies itself, without an explanation and without a callback. The proxy can
-//! detect such a reply only because hyper writes bytes to the client when the proxy is not sending
-//! a response. [`BadRequests::explain`] recognises and counts hyper's replies, and adds problem
-//! details (RFC 9457).
+//! hyper writes the replies to malformed requests itself, without an explanation and without a
+//! callback. The proxy can detect hyper's own reply only because hyper writes bytes to the client
+//! when the proxy is not sending a response. [`BadRequests::explain`] recognises and counts hyper's
+//! replies, and adds problem details (RFC 9457).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

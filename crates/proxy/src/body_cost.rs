@@ -1,8 +1,8 @@
 //! Reads the body of a request if the cost of a rule depends on it.
 //!
-//! A request to which such a rule applies waits here until its body has arrived. The rule then
-//! charges the cost, and the request is forwarded with its body unchanged. This module does not
-//! read the bodies of other requests.
+//! A request to which a rule with a body cost applies waits in this module until its body has
+//! arrived. The rule then charges the cost, and the request is forwarded with its body unchanged.
+//! This module does not read the bodies of other requests.
 
 use std::{
     convert::Infallible,
@@ -243,7 +243,7 @@ fn costs<'r>(rules: &'r [RuleBodyCost], body: &[u8]) -> Result<BodyCosts, BodyCo
         JsonNumbers::read(body, pointers)
             .map_err(|error| BodyCostError::NotJson(error.to_string()))?
     };
-    // This cast cannot truncate: a length in memory fits in 64 bits.
+    // The cast cannot truncate, because a length in memory fits in 64 bits.
     let bytes = body.len() as u64;
     let mut costs = BodyCosts::default();
     for rule in rules {

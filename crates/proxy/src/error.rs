@@ -139,7 +139,7 @@ impl ProxyError {
     }
 
     /// The errors caused by the upstream, and not by the client or this machine. Outlier detection
-    /// and the adaptive concurrency limit count only these errors.
+    /// and the adaptive concurrency limit count only the errors in this list.
     pub(crate) const OF_UPSTREAM: [Self; 4] = [
         Self::Unreachable,
         Self::ConnectTimeout,
@@ -193,7 +193,7 @@ impl ProxyError {
     }
 
     /// Builds the reply. The body contains problem details (RFC 9457). If `call` is the content
-    /// type of a gRPC call, the reply has a gRPC status instead.
+    /// type of a gRPC call, the reply has a gRPC status instead of problem details.
     pub(crate) fn response(self, call: Option<&HeaderValue>) -> Response<Bytes> {
         let mut response = match call {
             Some(content_type) => self.grpc_response(content_type),

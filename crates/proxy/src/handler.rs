@@ -139,7 +139,7 @@ impl HandlerContext {
         &self,
         mut request: Request<RequestBody>,
     ) -> Result<RoutedRequest, RejectedRequest> {
-        // The head is normalised, so an `Upgrade` header here is a valid upgrade request.
+        // The head is normalised, so an `Upgrade` header in it is a valid upgrade request.
         let is_switch = lookup::has_any(request.headers(), &[UPGRADE]);
         let upgrade = is_switch.then(|| hyper::upgrade::on(&mut request));
         let is_head = *request.method() == Method::HEAD;
@@ -164,7 +164,7 @@ impl HandlerContext {
             max_bytes,
             idle: settings.timeouts.idle,
             // Do not enforce a minimum rate for HTTP/2 upstreams: a slow body occupies only a
-            // stream there, not a connection, and gRPC streams may be idle.
+            // stream and not a connection, and gRPC streams may be idle.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let handle = permit
@@ -295,8 +295,8 @@ impl HandlerContext {
         let (mut head, body) = response.into_parts();
         hop_by_hop::strip_response(&mut head.headers);
         let body = if is_head {
-            // Drop the upstream body: an HTTP/1.1 response has no body here, and dropping an HTTP/2
-            // body resets its stream.
+            // Drop the upstream body: an HTTP/1.1 upgrade response has no body, and dropping an
+            // HTTP/2 body resets its stream.
             drop(body);
             response_body::finish(checkout, &options.progress);
             ResponseBody::complete(Bytes::new())

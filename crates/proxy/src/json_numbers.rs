@@ -70,7 +70,7 @@ impl JsonNumbers {
     }
 }
 
-/// A JSON pointer, and the number or error found there.
+/// A JSON pointer, and the number or error found at its location.
 struct Target<'p> {
     pointer: &'p JsonPointer,
     tokens: Vec<&'p str>,

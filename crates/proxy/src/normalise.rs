@@ -32,7 +32,7 @@ use super::{
 };
 
 /// A request with this number of `Via` elements with this proxy's pseudonym is treated as looping.
-/// The number is above 1 because two or three tiers of proxies may share a pseudonym.
+/// The number is above 1, because two or three tiers of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
 /// Normalises `head` according to the settings of `current`. `forwarding` says whether the client
@@ -76,9 +76,9 @@ pub(crate) fn normalise(
     Ok(())
 }
 
-/// Rejects header values that begin or end with white space. Such a value makes an HTTP/2 request
-/// malformed (RFC 9113, section 8.2.1). HTTP/1.1 parsers strip the white space, so HTTP/1.1
-/// requests have no such values.
+/// Rejects header values that begin or end with white space. White space at the beginning or end of
+/// a value makes an HTTP/2 request malformed (RFC 9113, section 8.2.1). HTTP/1.1 parsers strip the
+/// white space, so the values of HTTP/1.1 requests never begin or end with it.
 fn check_values(headers: &HeaderMap) -> Result<(), ProxyError> {
     let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     for value in headers.values().map(HeaderValue::as_bytes) {

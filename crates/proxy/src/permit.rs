@@ -31,7 +31,7 @@ impl PausablePermit {
     }
 
     /// Takes the concurrency permit. Call this method when the response head has arrived or the
-    /// request has failed. From then on, the [`PermitHandle`] has no effect.
+    /// request has failed. After this call, the [`PermitHandle`] has no effect.
     pub(crate) fn take(self) -> Option<ConcurrencyPermit> {
         lock(&self.0).take()
     }

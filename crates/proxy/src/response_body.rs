@@ -300,7 +300,7 @@ impl StreamingBody {
             }
             Some(Ok(())) => Poll::Ready(None),
             // When a body returns an error, hyper discards its unsent bytes. Return `Pending` once
-            // before the error, so that hyper flushes these bytes first.
+            // before the error, so that hyper flushes the bytes first.
             Some(Err(_)) if !pipe.is_announced => {
                 pipe.is_announced = true;
                 cx.waker().wake_by_ref();
@@ -365,8 +365,8 @@ impl Future for BodyReader {
                 Some(Ok(frame)) => {
                     this.idle_timeout.record_bytes(0);
                     lock(&this.pipe).push(strip_content_length(frame));
-                    // Check for the end here: if the frame carries END_STREAM, no further poll is
-                    // needed.
+                    // Check for the end of the body at this point: if the frame carries END_STREAM,
+                    // no further poll is needed.
                     this.is_done = this.is_source_over();
                 }
                 Some(Err(error)) => {

@@ -5,8 +5,8 @@
 //! pings. During that time, the body holds an upstream connection and a concurrency permit.
 //!
 //! hyper offers no hook for a timeout. Therefore, each body records whether it is waiting to be
-//! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps this task, and
-//! checks the body's state after each poll of the task.
+//! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps the stream's task,
+//! and checks the body's state after each poll of the task.
 
 use std::{
     cell::RefCell,
@@ -28,7 +28,7 @@ use tidegate_net::LazyTimer;
 
 thread_local! {
     /// The state of the body that was created or polled most recently on this thread. Immediately
-    /// after a stream's task was polled, this is the state of that stream's body.
+    /// after a stream's task was polled, the value is the state of that stream's body.
     static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
 }
 

@@ -30,8 +30,9 @@ pub(crate) struct Conversion {
     /// also clamped.
     pub(crate) converted: Vec<u8>,
     /// The instant until which the converted state is kept if nothing is charged. `None` if the
-    /// state exceeds the charge's limits, because the excess would be lost in the conversion. Such
-    /// a state is not replaced until the excess has drained, not even to count a denied request.
+    /// state exceeds the charge's limits, because the excess would be lost in the conversion. A
+    /// state with an excess is not replaced until the excess has drained, not even to count a
+    /// denied request.
     pub(crate) keep_until: Option<Timestamp>,
     /// The drain times of the state, if the state exceeds a limit.
     pub(crate) drain_times: DrainTimes,
@@ -178,10 +179,10 @@ fn end_at(grid: &Window, at: Timestamp) -> u64 {
 /// Returns the refund ledger of a state that was converted at `now` from the parameters of `stored`
 /// to other parameters. The ledger is empty if nothing in `stored` can be refunded.
 ///
-/// A receipt from before the conversion does not name this ledger, so the receipt's charge is not
-/// refunded. Changing the parameters back makes no difference, because the charge may have drained
-/// at another rate in between. The store keeps the ledger until every earlier charge would have
-/// drained without the conversion.
+/// A receipt from before the conversion does not name the new ledger, so the receipt's charge is
+/// not refunded. Changing the parameters back makes no difference, because the charge may have
+/// drained at another rate in between. The store keeps the ledger until every earlier charge would
+/// have drained without the conversion.
 pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(stored).max(stored.ledger_until());
     let mut ledger = Vec::new();
@@ -209,7 +210,7 @@ fn refundable_until(stored: &StoredValue) -> Timestamp {
 /// value before it was clamped, as written by a clock that was ahead.
 ///
 /// Leases acquired while that clock was ahead are treated as acquired at `now`, and the ledger
-/// stores `now`. The ledger is kept for at least the duration of a lease, so that these leases can
+/// stores `now`. The ledger is kept for at least the duration of a lease, so that the leases can
 /// still be released with their receipts. If the states were also converted, the ledger is kept at
 /// least until charges from before the conversion have expired.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
@@ -233,7 +234,7 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
         // The same clock wrote the start and the end of the ledger, so the difference is correct
-        // even if that clock was ahead.
+        // even if the clock was ahead.
         let length = stored
             .ledger_until()
             .as_micros()

@@ -1,15 +1,15 @@
-//! Remembers which limits have recently denied a request. Before the store charges these limits
-//! again, it peeks: it evaluates the limits without charging them.
+//! Remembers which limits have recently denied a request. Before the store charges limits that have
+//! recently denied a request, it peeks: it evaluates the limits without charging them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tidegate_core::{Charge, remote_eval::parameters_digest};
 
 /// After a denial, the store peeks this number of consecutive requests (evaluates them without a
-/// charge) before it charges them.
+/// charge) before it charges a request directly again.
 const PEEKED_REQUESTS: u8 = 16;
 
-/// Number of counters. Requests on the same limits share a counter. If unrelated limits share a
+/// Number of counters. Requests with the same limits share a counter. If unrelated limits share a
 /// counter, the only cost is an extra peek.
 const COUNTERS: usize = 64;
 

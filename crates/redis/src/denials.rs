@@ -13,8 +13,8 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(24 * 3_600);
 /// The maximum number of denials that Redis keeps, for all servers together.
 pub const MAX_PUBLISHED_DENIALS: u64 = 10_000;
 
-/// The maximum number of denials that one call reads. Decisions in the same batch wait for the
-/// call.
+/// The maximum number of denials that one call reads. Decisions in the same batch wait until the
+/// call is complete.
 const DENIALS_PER_READ: u64 = 250;
 
 /// A page of published denials, newest first.

@@ -205,8 +205,8 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
 }
 
 /// Appends a number in `bytes` bytes, at most 8. A number that is too large is stored as the
-/// largest number that fits. The low bytes of such a number alone would be decoded as a small count
-/// or as an instant in the past.
+/// largest number that fits. The low bytes alone would be decoded as a small count or as an instant
+/// in the past.
 pub(crate) fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     let bytes = bytes.min(8);
     let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);

@@ -1,7 +1,7 @@
 //! Errors that prevent a decision.
 
 /// Either the store made no decision, or the caller cannot know whether the store made a decision.
-/// In both cases, the rule's fallback policy decides the request.
+/// If the caller cannot get a decision, the rule's fallback policy decides the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

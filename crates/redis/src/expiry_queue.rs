@@ -3,7 +3,7 @@
 //!
 //! A reservation becomes available some time after it expires, so that the server that made the
 //! reservation can end it first. A server that takes a reservation from the expiry queue *claims*
-//! it. Unless the server then removes it, the reservation becomes available again. A server that
+//! it. Unless the server then removes the reservation, it becomes available again. A server that
 //! stops after a claim therefore loses nothing. If two servers end the same reservation, only the
 //! first call has an effect (`guard.lua`).
 //!
@@ -25,8 +25,8 @@ const MAX_QUEUED: u64 = 1_000_000;
 /// How long a claimed reservation is not available to other servers.
 const CLAIM_LEASE: Span = Span::from_secs(2);
 
-/// The maximum number of reservations that one call claims. Decisions in the same batch wait for
-/// the call.
+/// The maximum number of reservations that one call claims. Decisions in the same batch wait until
+/// the call is complete.
 const MAX_CLAIM: u64 = 64;
 
 /// The maximum number of reservations that one call releases.
@@ -65,7 +65,7 @@ impl RedisStore {
     /// replaces an earlier entry of the same reservation. Returns the number of entries that were
     /// not written, because the expiry queue is full.
     ///
-    /// Decisions in the same batch wait for the call, so a call should be small.
+    /// Decisions in the same batch wait until the call is complete, so a call should be small.
     ///
     /// # Errors
     ///
@@ -122,8 +122,8 @@ impl RedisStore {
         claimed.ok_or_else(StoreError::unexpected_reply)
     }
 
-    /// Releases claimed reservations that the caller cannot end. Other servers can claim these
-    /// reservations immediately.
+    /// Releases claimed reservations that the caller cannot end. Other servers can claim the
+    /// released reservations immediately.
     ///
     /// # Errors
     ///

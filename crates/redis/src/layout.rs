@@ -30,7 +30,7 @@ use crate::client::{SLOTS, hash_slot};
 /// Length in bytes of the scope at the start of a rule's key. The scope identifies the rule.
 const SCOPE_BYTES: usize = 8;
 
-/// The lowest value of a scope's first byte. UTF-8 text contains neither this byte nor any higher
+/// The lowest value of a scope's first byte. UTF-8 text contains neither this byte nor a higher
 /// byte, so no other key begins like a scope.
 const FIRST_OF_SCOPE: u8 = 0xF8;
 

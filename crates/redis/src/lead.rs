@@ -4,11 +4,11 @@
 //! Most states contain the approximate instant at which they were written: the newest entry of a
 //! sliding window log, or the index of a window. The state of a GCRA limit or an interval bucket,
 //! however, contains only the instant at which the bucket is full again. If a server with a larger
-//! limit has charged the key, this instant can be far in the future even for a correct clock.
-//! Therefore, these states also contain a byte with their *lead*. The lead is an upper bound on how
-//! far this instant was ahead of the clock when the state was written. The fast path does not
-//! compute how far the instant is ahead of the clock. The fast path always stores the lead of an
-//! exhausted limit instead.
+//! limit has charged the key, the instant can be far in the future even for a correct clock.
+//! Therefore, the state of a GCRA limit or an interval bucket also contains a byte with its *lead*.
+//! The lead is an upper bound on how far the stored instant was ahead of the clock when the state
+//! was written. The fast path does not compute how far the instant is ahead of the clock. Instead,
+//! the fast path always stores the lead of an exhausted limit.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
@@ -18,8 +18,8 @@
 //!
 //! If a script detects a state that was written by a clock that was ahead (`lead.lua`), the script
 //! returns the states without a decision. The store clamps the states with the algorithms of the
-//! memory store, and runs the script again. The store treats states stored under other parameters
-//! in the same way.
+//! memory store, and runs the script again. The store also clamps states that were stored under
+//! other parameters.
 
 use tidegate_core::{Timestamp, remote_eval::CLOCK_JUMP};
 
@@ -36,7 +36,7 @@ pub(crate) fn lead_of(ahead: u64) -> u8 {
     let units = (ahead >> UNIT_BITS) + LEAST_MANTISSA;
     let exponent = units.ilog2() - MANTISSA_BITS;
     let lead = u64::from(exponent) * LEAST_MANTISSA + (units >> exponent) - LEAST_MANTISSA;
-    // The lead is less than 250 for every instant, so this conversion does not saturate.
+    // The lead is less than 250 for every instant, so the conversion does not saturate.
     u8::try_from(lead).unwrap_or(u8::MAX)
 }
 

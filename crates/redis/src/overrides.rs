@@ -5,8 +5,8 @@ use tidegate_core::{Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore};
 
-/// The maximum number of changes that one call reads. Decisions in the same batch wait for the
-/// call.
+/// The maximum number of changes that one call reads. Decisions in the same batch wait until the
+/// call is complete.
 const CHANGES_PER_READ: u64 = 500;
 
 /// The number of removals that Redis stores. A server that has missed more removals reads all
@@ -21,7 +21,7 @@ const SWEPT_PER_CALL: u64 = 500;
 pub struct OverrideVersion {
     /// The version up to which all changes have been read.
     read: u64,
-    /// While all overrides are being read, the newest version at the start of this read. All
+    /// While all overrides are being read, the newest version at the start of the read. All
     /// removals since that version must be known.
     base: Option<u64>,
 }
@@ -34,7 +34,7 @@ impl OverrideVersion {
     }
 
     /// Returns whether a call with this version completes a read of all overrides. `has_more` comes
-    /// from the reply to this call.
+    /// from the reply to the same call.
     #[must_use]
     pub fn is_replacing(self, has_more: bool) -> bool {
         (self.is_beginning() || self.base.is_some()) && !has_more
@@ -81,8 +81,8 @@ impl RedisStore {
         Ok(decode::integer(&reply) == Some(1))
     }
 
-    /// Removes the override `id`, and returns its document. Returns `None` if there was no such
-    /// override.
+    /// Removes the override `id`, and returns its document. Returns `None` if there was no override
+    /// with this id.
     ///
     /// # Errors
     ///

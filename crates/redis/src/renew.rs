@@ -14,8 +14,8 @@ use crate::{
 
 impl RedisStore {
     /// Renews the concurrency leases of `charges`, so that each lease restarts now. `receipt` is
-    /// the receipt that [`reserve`](Self::reserve) issued for these charges. Call this method
-    /// before the leases expire.
+    /// the receipt that [`reserve`](Self::reserve) issued for `charges`. Call this method before
+    /// the leases expire.
     ///
     /// An expired lease is acquired again if the limits of `charges` have a free slot.
     ///

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore};
 
-/// How long the slices of a server are kept after its last publication. This time is longer than
-/// the longest period of a list.
+/// How long the slices of a server are kept after its last publication. A slice is kept for longer
+/// than the longest period of a list.
 const EXPIRES_AFTER: Duration = Duration::from_secs(26 * 3_600);
 
 /// The maximum number of servers whose slices are listed. If there are more, the servers that
@@ -21,8 +21,8 @@ const MAX_SERVERS: usize = 1_000;
 pub type PublishedSlice = (String, Vec<u8>);
 
 impl RedisStore {
-    /// Publishes a slice of the server with this id. Decisions in the same batch wait for the call,
-    /// so each call publishes only one slice.
+    /// Publishes a slice of the server with this id. Decisions in the same batch wait until the
+    /// call is complete, so each call publishes only one slice.
     ///
     /// # Errors
     ///

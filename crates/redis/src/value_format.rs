@@ -69,7 +69,7 @@ pub(crate) const CLAMPED: u8 = 0x80;
 pub(crate) const CONVERTED: u8 = 0x40;
 
 /// The algorithm IDs in the scripts and in stored values. The IDs are equal to the IDs in the core
-/// crate's snapshots. No code depends on this equality.
+/// crate's snapshots. No code depends on equal IDs.
 pub(crate) mod kernel {
     pub(crate) const GCRA: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;

@@ -31,8 +31,7 @@ pub enum RedisStartError {
     System(#[from] io::Error),
 }
 
-/// The thread that runs the Redis connections. The connections are closed when this value is
-/// dropped.
+/// The thread that runs the Redis connections. Dropping this value closes the connections.
 #[derive(Debug)]
 pub(crate) struct RedisRuntime {
     redis: Arc<Redis>,

@@ -7,7 +7,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// A thread with a tokio runtime. The thread stops when this value is dropped.
+/// A thread with a tokio runtime. Dropping this value stops the thread.
 #[derive(Debug)]
 pub(crate) struct RuntimeThread {
     pub(crate) runtime: Handle,

@@ -1,7 +1,7 @@
 //! The backlog of each key, for several token bucket rates.
 //!
 //! Assume a bucket that admits every request of a key. The key's backlog at a given time is the
-//! number of tokens that are missing from this bucket. A real bucket denies none of the key's
+//! number of tokens that are missing from the bucket. A real bucket denies none of the key's
 //! requests if and only if its capacity is at least the largest backlog:
 //!
 //! ```text

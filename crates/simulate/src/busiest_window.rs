@@ -43,7 +43,7 @@ impl BusiestWindow {
 }
 
 /// Returns the distinct window lengths among a rule's limits. A bucket has no window. For a bucket,
-/// the report instead suggests bursts for several rates.
+/// the report suggests bursts for several rates instead of a limit.
 pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
     let counts_in_windows = |limit: &&Limit| {
         matches!(

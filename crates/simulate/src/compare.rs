@@ -20,7 +20,7 @@ pub struct Comparison {
     pub compared: u64,
     /// The number of requests that could be decided only with the other file. With the file under
     /// test, these requests are rejected as invalid, for example because their cost entry is
-    /// missing. `compared` does not include these requests.
+    /// missing. `compared` does not include the rejected requests.
     pub newly_refused: u64,
     /// The number of requests that are denied with this file and admitted with the other file.
     pub newly_denied: u64,

@@ -86,7 +86,7 @@ impl LogSource {
     }
 
     /// Returns the size of the file in bytes; `None` if the size is unknown. For a compressed file,
-    /// this is the compressed size.
+    /// the size is the compressed size.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match self {
@@ -212,7 +212,7 @@ impl LogReader {
 }
 
 /// Returns whether the beginning of a file is binary. A file with only a few NUL bytes is not
-/// binary. Lines with NUL bytes in such a file are treated as damaged. NUL bytes at the start are
+/// binary. Lines with NUL bytes in a text file are treated as damaged. NUL bytes at the start are
 /// ignored, because they remain if a log is truncated in place while a program writes to it.
 fn is_binary(start: &[u8]) -> bool {
     let text = start.iter().position(|byte| *byte != 0);
@@ -291,7 +291,7 @@ impl<R: BufRead> Read for ZstdFrames<R> {
 }
 
 /// Skips a skippable frame (RFC 8878, section 3.1.2), which contains no log data. Returns whether
-/// there was a skippable frame. Programs that compress on several cores write such frames.
+/// there was a skippable frame. Programs that compress on several cores write skippable frames.
 fn skip_frame(stored: &mut impl BufRead) -> io::Result<bool> {
     let [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] = fill(stored)? else {
         return Ok(false);

@@ -64,7 +64,7 @@ pub use self::{
     what_if::WhatIf,
 };
 
-/// Parses `text` in every format, for fuzzing. The same lines are also used to detect formats.
+/// Parses `text` in every format, for fuzzing. The detection of formats reads the same lines.
 #[cfg(any(test, fuzzing))]
 pub fn parse_in_every_format(text: &str) {
     format::parse_all(text);

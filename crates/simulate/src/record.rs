@@ -79,8 +79,8 @@ impl<'l> Record<'l> {
             Field::Query => self.query = Some(value),
             Field::Host => self.host = Some(value),
             Field::Header(name) => self.add_header(name, &value),
-            // This case cannot occur. Only JSON logs have objects with headers, and these headers
-            // are added one by one.
+            // This case cannot occur. Only JSON logs have objects with headers, and the headers of
+            // an object are added one by one.
             Field::Headers => return false,
             Field::Cookie(name) => self.cookies.push(format!("{name}={value}")),
             Field::Parameter(name) => self.parameters.push(format!("{name}={value}")),
@@ -127,7 +127,7 @@ impl<'l> Record<'l> {
     }
 
     /// Returns the request's arrival time. If the line contains only the completion time, returns
-    /// that instead.
+    /// the completion time.
     pub(crate) fn arrival(&self) -> Option<Timestamp> {
         let took = self.duration.filter(|_| self.is_completion).unwrap_or(0);
         let time = self.time?.as_micros();

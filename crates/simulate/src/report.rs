@@ -18,8 +18,8 @@ use crate::{
 /// The maximum number of keys that are listed for a rule.
 const WORST_KEYS: usize = 10;
 
-/// If the times in the log are in whole seconds, the results for rules with windows shorter than
-/// this are inexact.
+/// If the times in the log are in whole seconds, the results are inexact for rules with windows
+/// shorter than `COARSE_FOR`.
 const COARSE_FOR: Span = Span::from_secs(10);
 
 /// The result of a simulation.
@@ -116,10 +116,10 @@ pub struct RuleReport {
     pub requests: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
-    /// The number of these denials that depend on the precision of the log. These requests would
-    /// have been admitted if they had arrived slightly later: by at most a second, or by at most a
-    /// millisecond if the log times are in milliseconds. Effects on later requests are not
-    /// included.
+    /// The number of these denials that depend on the precision of the log. The requests of these
+    /// denials would have been admitted if they had arrived slightly later: by at most a second, or
+    /// by at most a millisecond if the log times are in milliseconds. Effects on later requests are
+    /// not included.
     pub denied_within_precision: u64,
     /// The number of requests that a queue delays.
     pub delayed: u64,
@@ -214,7 +214,7 @@ impl SimulationReport {
 
 impl SimulationReport {
     /// If `mask` hashes values, replaces key values with their hashes. Damaged lines may contain
-    /// such values, so their text is removed.
+    /// key values, so their text is removed.
     #[must_use]
     pub fn masked(mut self, mask: &KeyMask) -> Self {
         if !mask.is_hashed() {

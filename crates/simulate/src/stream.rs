@@ -38,7 +38,7 @@ pub const MAX_HELD: usize = 65_536;
 const MAX_HELD_BYTES: usize = 256 << 20;
 
 /// A line's time may be incorrect if it is more than one hour later than the times of all previous
-/// lines. Such a time is used only if the next line confirms it.
+/// lines. The time is used only if the next line confirms it.
 const JUMP: Span = Span::from_secs(3_600);
 
 /// The maximum number of damaged lines reported in full.
@@ -337,7 +337,7 @@ impl Log {
             .iter()
             .filter_map(|line| format.parse(line).ok()?.arrival());
         let earliest = arrivals.min().unwrap_or_default().before(SORT_WINDOW);
-        // Files are closed here and opened again when the simulation reaches their time, so that
+        // The file is closed now, and opened again when the simulation reaches its time, so that
         // few files are open at the same time.
         let is_reopened = source.size().is_some();
         if is_reopened {

@@ -14,22 +14,23 @@ use tidegate_core::Timestamp;
 
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
-/// Later changes of the wall clock have no effect. Until the program restarts, calendar windows and
-/// schedules are therefore off by the size of such a change. An [upgrade](Self::continue_from) does
-/// not count as a restart. Calendar windows and schedules are also off by the time for which the
-/// machine was suspended, because Linux's monotonic clock does not count that time. Limits measure
-/// only elapsed time and are not affected. Clones are cheap and return the same time.
+/// Later changes of the wall clock have no effect. Until the program restarts, a change of the wall
+/// clock shifts calendar windows and schedules by the size of the change. An
+/// [upgrade](Self::continue_from) does not count as a restart. Calendar windows and schedules are
+/// also off by the time for which the machine was suspended, because Linux's monotonic clock does
+/// not count that time. Limits measure only elapsed time and are not affected. Clones are cheap and
+/// return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
-/// The tick rate is known only to within a few parts per million, and this error adds up to minutes
-/// over months. [`Self::follow`] therefore corrects the counter against the system's monotonic
-/// clock, whose rate is adjusted by time synchronization.
+/// The tick rate is known only to within a few parts per million, and the resulting error would add
+/// up to minutes over months. [`Self::follow`] therefore corrects the counter against the system's
+/// monotonic clock, whose rate is adjusted by time synchronization.
 ///
 /// The counter can also jump: it may count the time of a suspension, which the monotonic clock does
 /// not count, or restart at zero. Therefore, the counter is trusted for only two seconds after each
-/// comparison with the monotonic clock. If these two seconds have elapsed, or if the counter is
-/// lower than before, a read of the time first makes a new comparison. A jump of the counter
-/// therefore shifts the time by at most two seconds, and only until the next comparison.
+/// comparison with the monotonic clock. If the two seconds have elapsed, or if the counter is lower
+/// than before, a read of the time first makes a new comparison. A jump of the counter therefore
+/// shifts the time by at most two seconds, and only until the next comparison.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -61,8 +62,8 @@ struct Counter {
     compared_micros: AtomicU64,
 }
 
-/// After a comparison, the counter is trusted for this time: twice the server's interval between
-/// comparisons, so that decisions normally do not read the system clock.
+/// The time for which the counter is trusted after a comparison: twice the server's interval
+/// between comparisons, so that decisions normally do not read the system clock.
 const TRUSTED_MICROS: u64 = 2_000_000;
 
 impl Counter {
@@ -70,8 +71,8 @@ impl Counter {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
 
-    /// Returns the microseconds since the start, computed from the ticks alone. Every decision does
-    /// this conversion, so it takes only one multiplication.
+    /// Returns the microseconds since the start, computed from the ticks alone. Every decision
+    /// converts ticks to microseconds, so the conversion takes only one multiplication.
     fn counted_micros(&self) -> u64 {
         // After a counter restart, the count is lower than at the start. The difference wraps
         // around, and the anchor compensates for the wrap.
@@ -142,7 +143,8 @@ fn tick(clock: &quanta::Clock) -> u64 {
     /// 2^40 ticks take minutes at any tick rate, so whole nanoseconds are precise enough.
     const TICKS: u32 = 40;
     let nanos = clock.delta_as_nanos(0, 1 << TICKS);
-    // A tick is shorter than a microsecond on every processor. A longer tick would saturate here.
+    // A tick is shorter than a microsecond on every processor. With a longer tick, the conversion
+    // would saturate.
     u64::try_from((u128::from(nanos) << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX)
 }
 

@@ -41,7 +41,7 @@ impl IntoPolicy for RuleSet {
 }
 
 impl<S: Store> Limiter<S, Rules> {
-    /// Returns the active rules. Use these rules to decide requests.
+    /// Returns the active rules. Decide requests with the returned rules.
     ///
     /// # Examples
     ///
@@ -69,8 +69,9 @@ impl<S: Store> Limiter<S, Rules> {
 
     /// Replaces the active rules. If a new rule has the same name and key as an old rule, the
     /// counts of the old rule are kept. Requests in progress are still decided under the old rules,
-    /// except for requests that wait for a concurrency slot in a [`RateLimiter`]'s queue. Such a
-    /// request is decided under the rules that are active when it is first in its queue.
+    /// except for requests that wait for a concurrency slot in a [`RateLimiter`]'s queue. A request
+    /// that waits for a slot is decided under the rules that are active when it is first in its
+    /// queue.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.inheriting_from(&self.policy.0.load());
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
@@ -99,10 +100,11 @@ impl<S: Store> RateLimiter for Limiter<S, Rules> {
     }
 }
 
-/// The rules of a limiter at one point in time. Verdicts borrow from this value.
+/// The rules of a limiter at one point in time. Verdicts borrow from a value of this type.
 ///
-/// Changes of [overrides](tidegate_core::Overrides) apply at once. The limits of all overrides that
-/// requests have used are kept until this value is dropped, so do not keep it longer than needed.
+/// Changes of [overrides](tidegate_core::Overrides) apply at once. The value keeps the limits of
+/// all overrides that requests have used until it is dropped, so do not keep the value longer than
+/// needed.
 #[derive(Clone, Debug)]
 pub struct CurrentRules<'a, S> {
     limiter: &'a Limiter<S, Rules>,

@@ -156,8 +156,8 @@ impl Waiters {
     /// denied at once. Without this call, a blocked request is denied only when it is first in its
     /// queue.
     pub fn recheck_entry_blocks(&self) {
-        // A request reads this number before it looks up the blocks. If the request does not see a
-        // new block, it sees at this point that the number has changed.
+        // A request reads the number of changes before it looks up the blocks. If the request does
+        // not see a new block, it sees at this point that the number has changed.
         self.block_changes.fetch_add(1, Ordering::AcqRel);
         if self.count() == 0 {
             return;

@@ -18,7 +18,8 @@
 //! (`secret-fraud-rule`). With [`RuleNames::Shown`], a policy is named after its rule: `"api:1/s"`.
 //!
 //! Wait times are rounded up and quotas are rounded down, so that a client that follows the headers
-//! never retries too early. The draft leaves these points open:
+//! never retries too early. The draft leaves some points open, for which this crate has these
+//! rules:
 //!
 //! - `q` is the number of units that an idle key can use at once.
 //! - `qu` is `concurrent-requests` for a concurrency limit, and `content-bytes` for a rule that
@@ -30,7 +31,7 @@
 //! - If no units remain, `t` is the time until a unit is available. If units remain, `t` is the
 //!   time until the whole quota is available again.
 //! - `Retry-After` is never earlier than a `t` in the same response. If the `t` of a limit that
-//!   does not deny the request would be later than `Retry-After`, this `t` is omitted.
+//!   does not deny the request would be later than `Retry-After`, that `t` is omitted.
 //! - A concurrency limit has a `t` and an `X-RateLimit-Reset` only if it denies the request. `t`
 //!   and `X-RateLimit-Reset` are then the same estimate as `Retry-After`. The estimate does not
 //!   depend on the leases, because slots are usually released long before their leases expire.
@@ -409,7 +410,7 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
 
 /// Returns the sort key of a line. The limits that deny the request come first, starting with the
 /// longest retry time. The other limits follow, starting with the fewest remaining units. The
-/// verdict uses the same order.
+/// verdict sorts its limits in the same way.
 fn sort_key(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
@@ -454,9 +455,10 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
 
 /// Returns the time until the whole quota of the key is available again, for the headers.
 ///
-/// For a concurrency limit, the outcome contains the time until the last lease expires. This time
-/// would be too long for a client, because a slot becomes free as soon as its request ends. If the
-/// limit denies the request, this function returns the estimate in `retry_after`.
+/// For a concurrency limit, the outcome contains the time until the last lease expires. A client
+/// would wait too long for the end of the last lease, because a slot becomes free as soon as its
+/// request ends. If the limit denies the request, this function returns the estimate in
+/// `retry_after`.
 fn reset_after(line: &Line<'_>) -> Option<Span> {
     let outcome = &line.outcome;
     match (is_concurrency(line.limit), outcome.allowed) {
@@ -471,8 +473,8 @@ fn is_concurrency(limit: &Limit) -> bool {
 }
 
 /// Returns the time until an exhausted key has a unit again. For a window, the result is the time
-/// until the whole quota is available. For a bucket, the result is this time minus the time that
-/// all units after the next one take to become available.
+/// until the whole quota is available. For a bucket, the result is shorter by the time that all
+/// units after the next one take to become available.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {

@@ -45,7 +45,7 @@ impl UreqClient {
     /// Records the number of rejected records, if the response reports a partial success.
     fn note_rejection(&self, response: &[u8]) {
         // The responses for traces, logs and metrics have the same fields, so all of them can be
-        // decoded as this type.
+        // decoded as one type.
         let Ok(response) = ExportMetricsServiceResponse::decode(response) else {
             return;
         };

@@ -8,8 +8,8 @@ use super::{QuotaStatus, join_lines, seconds};
 /// The boundary between durations and instants: a reset value above this number is an instant. As a
 /// duration, 10^9 seconds would be 31 years. As an instant, 10^9 seconds would be in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
-/// The boundary between seconds and milliseconds: an instant above this number is in milliseconds.
-/// As an instant in seconds, this number would be in the year 5138.
+/// The boundary between seconds and milliseconds: a larger number is an instant in milliseconds. As
+/// an instant in seconds, 10^11 would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
 /// Parses the number of remaining requests and the time of the reset. `server_now` is the server's

@@ -70,7 +70,8 @@ pub struct QuotaStatus {
 pub struct Advice {
     /// The time to wait before a refused or failed request is sent again.
     pub wait: Option<Wait>,
-    /// The state of the limit. If the response reports several limits, this is the tightest limit.
+    /// The state of the limit. If the response reports several limits, the state is that of the
+    /// tightest limit.
     pub quota: Option<QuotaStatus>,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct ThrottleCharge<S> {
 pub struct ThrottlePermit<S: Store + 'static> {
     charge: Arc<ThrottleCharge<S>>,
     /// The receipt that the store issued for the charge. Releasing the slot or refunding the charge
-    /// requires this receipt.
+    /// requires the receipt.
     receipt: Option<S::Receipt>,
     /// What to refund on release. Until the request is sent, releasing the permit refunds the whole
     /// cost. After the request is sent, releasing the permit refunds nothing.

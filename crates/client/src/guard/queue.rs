@@ -11,8 +11,8 @@ pub enum Pacing {
     /// for the reset.
     ///
     /// Servers report whole seconds. For example, a server reports a limit of ten per 100 ms as ten
-    /// per 1 s, and the queue then sends ten requests per second. For such a limit, a
-    /// [`ThrottleLayer`](crate::ThrottleLayer) with the exact limit is better.
+    /// per 1 s, and the queue then sends ten requests per second. For a limit with a window below
+    /// one second, a [`ThrottleLayer`](crate::ThrottleLayer) with the exact limit is better.
     #[default]
     Spread,
     /// Waits for the reset if no requests remain. If requests remain, sends requests immediately.

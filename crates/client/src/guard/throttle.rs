@@ -25,9 +25,9 @@ const SLOT_POLL: Span = Span::from_millis(100);
 /// separately. The counters are in a store that several clients may share.
 ///
 /// Requests that exceed the limits wait in order of arrival. The server may still refuse a request
-/// (429, or gRPC's `RESOURCE_EXHAUSTED`). The queue is then closed until the time that the response
-/// specifies. In addition, the guard charges the units that the limits would refill until then, so
-/// that other clients of the store slow down too.
+/// (429, or gRPC's `RESOURCE_EXHAUSTED`). The queue then stays closed until the time that the
+/// response specifies. In addition, the guard charges the units that the limits would refill before
+/// that time, so that other clients of the store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,

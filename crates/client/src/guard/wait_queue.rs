@@ -101,7 +101,7 @@ impl WaitQueue {
     }
 
     /// If an earlier response said that the server accepts no requests for some time, waits until
-    /// this time has passed.
+    /// that time has passed.
     pub(crate) async fn wait_while_closed(&self) {
         loop {
             let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
@@ -132,7 +132,7 @@ impl WaitQueue {
     }
 
     /// Returns how long the next request has to wait for the pacer. A later response may shorten or
-    /// lengthen this wait.
+    /// lengthen the wait.
     fn next_wait(&self) -> Span {
         let now = self.clock.now();
         self.with_pacer(|pacer| pacer.next_at(now).since(now))

@@ -110,8 +110,8 @@ impl RetryLayer {
     }
 
     /// Sets the function that returns whether an error of the inner service means that nothing was
-    /// sent. By default, only a refused connection has this meaning, anywhere in the chain of
-    /// sources. An application may include further errors, such as a failed name lookup.
+    /// sent. By default, only a refused connection, anywhere in the chain of sources, means that
+    /// nothing was sent. An application may include further errors, such as a failed name lookup.
     ///
     /// By default, no error of reqwest means that nothing was sent, because reqwest follows
     /// redirects itself. Therefore, the connection may have been refused by the target of a

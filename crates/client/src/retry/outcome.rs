@@ -121,8 +121,8 @@ impl Idempotency {
     }
 }
 
-/// Returns whether the connection was refused. Only `connect` fails with such an error, so nothing
-/// was sent.
+/// Returns whether the connection was refused. Only `connect` fails with a refused connection, so
+/// nothing was sent.
 pub(super) fn is_connection_refused(error: &(dyn StdError + 'static)) -> bool {
     /// The maximum number of error sources to follow. A longer chain is probably a cycle.
     const MAX_DEPTH: usize = 16;

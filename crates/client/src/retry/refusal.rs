@@ -16,8 +16,9 @@ pub(crate) fn has_document(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(is_json)
 }
 
-/// Returns whether the document says that the request will never succeed. Tidegate's servers use
-/// `"retry_after_ms": null` for this purpose. `"retryable": false` has the same meaning.
+/// Returns whether the document says that the request will never succeed. Tidegate's servers send
+/// `"retry_after_ms": null` if a retry can never succeed. `"retryable": false` has the same
+/// meaning.
 pub(crate) fn is_permanent(body: &Bytes) -> bool {
     let Ok(Value::Object(problem)) = serde_json::from_slice(body) else {
         return false;

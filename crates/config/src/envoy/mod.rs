@@ -44,7 +44,8 @@ pub enum FileFormat {
 /// domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
-    /// Each domain is defined in one file. A second file with the same domain is rejected.
+    /// Each domain is defined in one file. If two files define the same domain, the second file is
+    /// rejected.
     #[default]
     One,
     /// All files that define the same domain are merged, in the order of the file names.

@@ -17,8 +17,8 @@ const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 const MAX_NAMED: usize = 20;
 
 /// Warns about each rule in `set` that a client can bypass by omitting one of the rule's key
-/// entries. Does not warn if another rule applies to every request that lacks this entry. `rules`
-/// contains the rules as written, in the same order as in the file.
+/// entries. Does not warn if another rule applies to every request that lacks the omitted entry.
+/// `rules` contains the rules as written, in the same order as in the file.
 pub(crate) fn warn(
     set: &RuleSet,
     rules: &[RawRule<'_>],

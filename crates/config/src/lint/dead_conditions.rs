@@ -1,9 +1,9 @@
 //! A lint that warns about conditions that no request can meet, and about entries that no listener
 //! provides.
 //!
-//! Clients that use `/v1/check` or the Redis protocol can send any entries, so these entries cannot
-//! be checked. The proxy and forward-auth, in contrast, derive the standard entries (such as
-//! `path`) from each request themselves, always in the same form. If the proxy is the only
+//! Clients that use `/v1/check` or the Redis protocol can send any entries, so the entries of these
+//! clients cannot be checked. The proxy and forward-auth, in contrast, derive the standard entries
+//! (such as `path`) from each request themselves, always in the same form. If the proxy is the only
 //! listener, only the entries that it derives exist.
 
 use std::collections::HashMap;
@@ -167,8 +167,8 @@ fn provided<'c>(config: &'c Config, headroom_entries: &'c [String]) -> Vec<&'c s
 }
 
 /// Returns a warning for an entry whose name differs from a standard entry only in letter case.
-/// Forward-auth and the proxy never derive such an entry. Only a client of the HTTP or RESP
-/// listener could send such an entry.
+/// Forward-auth and the proxy never derive an entry in the wrong letter case. Only a client of the
+/// HTTP or RESP listener could send such an entry.
 fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -256,7 +256,7 @@ const WORDS: [&str; 8] = [
     "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
 ];
 
-/// If a file contains more distinct names than this number, they are not compared with each other.
+/// A file with more distinct names than this number is not checked for similar names.
 const MAX_COMPARED: usize = 1_000;
 
 /// All known entry names, for finding misspelt names and the names that their authors meant. These

@@ -10,7 +10,7 @@ use crate::conditions::Comparison;
 /// The codes of the warnings, by which users can search for them.
 const WHOLE_VALUE: &str = "whole-value";
 const OPEN_END: &str = "open-end";
-/// The lint for conditions that no request can meet uses this code too.
+/// The lint for conditions that no request can meet also has this code.
 pub(super) const NO_MATCH: &str = "no-match";
 
 /// Returns a warning about `text`, a string in a pattern for `entry`, if it probably does not mean
@@ -143,8 +143,8 @@ fn no_query(path: &str) -> String {
     )
 }
 
-/// Returns a warning for a path segment such as `:id`, `{id}` or `<id>`. In other software, such a
-/// segment is a placeholder for any value.
+/// Returns a warning for a path segment such as `:id`, `{id}` or `<id>`. In other software, a
+/// segment of this form is a placeholder for any value.
 fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     let bare = match comparison {
         Comparison::Regex => without_anchors(text),
@@ -162,7 +162,7 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
         };
         (advice, meaning)
     } else {
-        // Do not suggest a glob, because a glob would compare the other segments literally.
+        // Do not suggest a glob, because a glob would compare all other segments literally.
         (expression_advice(text), "`[^/]+` matches one segment")
     };
     Some(format!(
@@ -258,8 +258,9 @@ fn path_expression(text: &str) -> Option<String> {
     })
 }
 
-/// Returns a warning for a regular expression with an anchor at only one end. In other software,
-/// such an expression matches any value that starts with a match (`^`) or ends with a match (`$`).
+/// Returns a warning for a regular expression with an anchor at only one end. In other software, an
+/// expression with one anchor matches any value that starts with a match (`^`) or ends with a match
+/// (`$`).
 fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
     // In an expression such as `^a|b$`, each alternative has one anchor, so do not warn about it.
     if comparison != Comparison::Regex || text.contains('|') {

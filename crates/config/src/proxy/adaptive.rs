@@ -16,8 +16,8 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of priority classes in addition to the default class. This maximum also
-/// bounds the number of label values in metrics.
+/// The maximum number of priority classes in addition to the default class. The maximum also bounds
+/// the number of label values in metrics.
 const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
 /// The name of the default class, which contains the requests that match no other class.

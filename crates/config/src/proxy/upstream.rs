@@ -13,7 +13,7 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of upstreams. This maximum also bounds the number of label values in metrics.
+/// The maximum number of upstreams. The maximum also bounds the number of label values in metrics.
 const MAX_UPSTREAMS: usize = 100;
 
 /// The maximum number of endpoints of one upstream.

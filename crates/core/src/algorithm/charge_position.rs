@@ -1,10 +1,11 @@
-//! The position of a charge in the state of a limit. A later refund needs this position.
+//! The position of a charge in the state of a limit. A later refund of the charge needs the
+//! position.
 
 use super::ExactMicros;
 use crate::time::Timestamp;
 
-/// The information that a refund needs to find a charge in a state. Each kernel uses one of these
-/// variants.
+/// The information that a refund needs to find a charge in a state. Each kernel uses one variant of
+/// this enum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// For GCRA: the theoretical arrival time right after the charge.

@@ -123,8 +123,8 @@ pub(crate) trait CounterState: Sized {
         0
     }
 
-    /// Serializes the state by passing its numbers to `put`. [`Self::read`] deserializes these
-    /// numbers.
+    /// Serializes the state by passing its numbers to `put`. [`Self::read`] is the inverse
+    /// function.
     fn write(&self, put: &mut dyn FnMut(u64));
 
     /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None` if the

@@ -73,8 +73,8 @@ pub(crate) struct Gcra {
     unit: ExactMicros,
     /// The capacity as a duration: the maximum difference between the TAT and the current time.
     tau: ExactMicros,
-    /// Half of the capacity as a duration. If less than this remains for a key, the key is hot
-    /// (`is_hot`) and is not evicted.
+    /// Half of the capacity as a duration. If less than half of the capacity remains for a key, the
+    /// key is hot (`is_hot`) and is not evicted.
     half: ExactMicros,
     capacity: u64,
     queue: bool,

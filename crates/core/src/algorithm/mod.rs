@@ -192,7 +192,8 @@ macro_rules! kernels {
             /// Spent units still count after the conversion. If the kernel cannot tell whether a
             /// unit is still spent, the unit counts as spent. A state that exceeds the new limit is
             /// not reduced, because servers with the old parameters may still share it. A denial
-            /// under the new limit must not change the count for those servers.
+            /// under the new limit must not change the count for the servers with the old
+            /// parameters.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -236,7 +237,8 @@ macro_rules! kernels {
             /// exhausted its limit at `at`.
             ///
             /// A state that the clock error did not affect changes only if it exceeds this limit
-            /// because it was written under a higher limit. Such a state is reduced to this limit.
+            /// because it was written under a higher limit. A state that exceeds this limit is
+            /// reduced to this limit.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
@@ -244,8 +246,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Drops units that affect no decision. Only limits that count denied requests have
-            /// such units in their states.
+            /// Drops units that affect no decision. Only the states of limits that count denied
+            /// requests contain units that affect no decision.
             pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
@@ -387,7 +389,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns when the state expires. From then on, the state can be dropped without
+            /// Returns when the state expires. After the expiry, the state can be dropped without
             /// changing any decision.
             pub(crate) fn expires(&self) -> Timestamp {
                 match self {

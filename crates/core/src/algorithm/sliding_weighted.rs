@@ -17,8 +17,8 @@
 //!   `prev * (W - e) / W` higher than the true count, and at most `prev * e / W` lower.
 //! - **Memory.** The state takes 32 bytes, plus about 30 bytes of overhead.
 //! - **Weakness.** A client that exhausts its limit at the end of one window and sends slowly
-//!   during the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this
-//!   bound. If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is
+//!   during the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below `2 *
+//!   L - 1`. If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is
 //!   still limited by the units it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
 //!   domains".

@@ -61,7 +61,7 @@ impl MinLatency {
     const PAUSE_FACTOR: u64 = 50;
 
     /// The time constant of an exponential moving average, in measurement windows. While less than
-    /// half of the limit is in use, this average updates the minimum latency.
+    /// half of the limit is in use, the average updates the minimum latency.
     const SMOOTHING_WINDOWS: u128 = 50;
 
     /// After the limit is halved, requests are considered faster if their average latency is below
@@ -106,8 +106,8 @@ impl MinLatency {
 
     /// Returns whether a request that is completed at `now` with the latency `took` belongs to the
     /// current measurement. In the measuring phase, a request with a latency is counted only if it
-    /// started after the phase began. A failed request, for which `took` is `None`, is always
-    /// counted in this phase.
+    /// started after the phase began. In the measuring phase, a failed request, for which `took` is
+    /// `None`, is always counted.
     pub(super) fn is_measured(&self, now: Timestamp, took: Option<Span>) -> bool {
         match self.phase {
             Phase::Resting(_) => true,

@@ -66,7 +66,7 @@ pub struct AdaptiveSettings {
     /// 100 ms. A window lasts at least as long as the average request.
     pub window: Span,
     /// The minimum number of completed requests per measurement window, at least 1; default 10. A
-    /// window is extended until this number is reached.
+    /// window with fewer completed requests lasts longer.
     pub samples: u32,
 }
 

@@ -117,7 +117,7 @@ pub struct Charge<'a> {
     /// the wait time.
     pub longest_wait: Option<Span>,
     /// The end of the [block by entries](crate::EntryBlocks) that denies this charge; `None` if
-    /// there is no such block. A store denies a request with such a charge, and charges nothing.
+    /// there is no such block. A store denies a request with a blocked charge, and charges nothing.
     pub blocked: Option<BlockEnd>,
 }
 

@@ -47,8 +47,8 @@ impl Decision {
         retry_after: RetryAfter::Never,
     };
 
-    /// The decision of a memory store whose state another process has taken over. The other process
-    /// decides a retry.
+    /// The decision of a memory store whose state another process has taken over. If the client
+    /// retries, the other process decides the request.
     pub const SEALED: Self = Self::Full {
         retry_after: RetryAfter::After(Span::from_secs(1)),
     };

@@ -67,9 +67,9 @@ impl<'a> Evaluation<'a> {
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
     }
 
-    /// Charges the cost if the request was admitted and these limits do not deny it. If the cost is
-    /// not charged, charges only the limits that count denied requests, if any. `admitted` is the
-    /// decision on the whole request. Returns true if the state changed.
+    /// Charges the cost if the request was admitted and the limits of this charge do not deny the
+    /// request. If the cost is not charged, charges only the limits that count denied requests, if
+    /// any. `admitted` is the decision on the whole request. Returns true if the state changed.
     #[inline]
     pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
         if admitted && self.denied == 0 {

@@ -41,9 +41,9 @@ impl KeyState {
     }
 
     /// Converts the state for other limits. Each kernel in `kernels` takes over the first remaining
-    /// state of the same algorithm. If there is no such state, the kernel starts with the state of
-    /// a new key. The function `adopt` converts a state for a kernel. `adopt` also receives the
-    /// index of the state.
+    /// state of the same algorithm. If no state of the same algorithm remains, the kernel starts
+    /// with the state of a new key. The function `adopt` converts a state for a kernel. `adopt`
+    /// also receives the index of the state.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
@@ -70,8 +70,8 @@ impl KeyState {
         }
     }
 
-    /// Returns when the state expires. From then on, the state can be dropped without changing any
-    /// decision.
+    /// Returns when the state expires. After the expiry, the state can be dropped without changing
+    /// any decision.
     pub(crate) fn expires(&self) -> Timestamp {
         self.states()
             .iter()

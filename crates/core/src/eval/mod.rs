@@ -1,4 +1,5 @@
-//! Evaluation checks a rule's limits for a key, and charges them. All stores use this code.
+//! Evaluation checks a rule's limits for a key, and charges them. All stores use the code in this
+//! module.
 
 mod block_end;
 mod charge;

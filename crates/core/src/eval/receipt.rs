@@ -14,15 +14,15 @@
 //!   in which they were counted, if the state still contains it.
 //! - **GCRA.** The state is one instant, the theoretical arrival time (TAT). GCRA is equivalent to
 //!   a leaky bucket, in which charges drain one after another as time passes. Only the part of a
-//!   charge that has not drained can be refunded. Two lower bounds for this part are known. The
-//!   store refunds the larger of the two bounds. Costs are expressed as durations. The first bound
-//!   is `cost - (now - time of the charge)`, because a charge drains at most at the speed of the
-//!   clock. The second bound is `min(cost, TAT after the charge - later refunds of other charges -
-//!   now)`. `TAT after the charge` is the TAT computed right after the charge. Without refunds, the
-//!   charge has drained completely at this instant. Only refunds of earlier charges make the charge
-//!   drain earlier. A refund of the last charge affects no other charge. In a queue that delays
-//!   requests, only the last request can be refunded, because a refund must not change the start
-//!   times of later requests.
+//!   charge that has not drained can be refunded. Two lower bounds for the remaining part of a
+//!   charge are known. The store refunds the larger of the two bounds. Costs are expressed as
+//!   durations. The first bound is `cost - (now - time of the charge)`, because a charge drains at
+//!   most at the speed of the clock. The second bound is `min(cost, TAT after the charge - later
+//!   refunds of other charges - now)`. `TAT after the charge` is the TAT computed right after the
+//!   charge. Without refunds, the charge has drained completely at that TAT. Only refunds of
+//!   earlier charges make the charge drain earlier. A refund of the last charge affects no other
+//!   charge. In a queue that delays requests, only the last request can be refunded, because a
+//!   refund must not change the start times of later requests.
 //! - **Buckets refilled at intervals.** Tokens that refills may have added back since the charge
 //!   are not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only

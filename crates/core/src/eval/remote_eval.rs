@@ -2,8 +2,8 @@
 //!
 //! A remote store sends the parameters of the limits ([`numbers`]) to the database. The database
 //! decides with a few additions and comparisons, and replies with the state before the decision. A
-//! [`Replay`] repeats the decision on this state with the memory store's algorithms. Therefore, all
-//! numbers that are reported to a caller are computed here and not in the database.
+//! [`Replay`] repeats the decision on the returned state with the memory store's algorithms.
+//! Therefore, this process and not the database computes all numbers that are reported to a caller.
 //!
 //! ```text
 //!   numbers(limits, cost) ──▶  remote: admit or deny, charge, keep  ──▶  state before, now
@@ -214,8 +214,8 @@ impl<'a> Replay<'a> {
         &self.drain_times
     }
 
-    /// Returns the current states, one for each limit group, and when they expire. From this
-    /// instant on, dropping the states does not change any decision.
+    /// Returns the current states, one for each limit group, and when they expire. After the states
+    /// expire, they can be dropped without changing any decision.
     #[must_use]
     pub fn states(&self) -> (Vec<RemoteState>, Timestamp) {
         let states = self
@@ -229,8 +229,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Returns when these states expire. From this instant on, dropping the states does not change any
-/// decision.
+/// Returns when these states expire. After the states expire, they can be dropped without changing
+/// any decision.
 #[must_use]
 pub fn expires(states: &[RemoteState]) -> Timestamp {
     let states = states.iter().cloned().map(State::from);

@@ -312,8 +312,8 @@ impl<'r> Verdict<'r> {
 
     /// Returns whether the request is denied only because the service is at its capacity. The
     /// service is at its capacity if every limit that denies the request is a concurrency limit of
-    /// a rule without a key, and the request does not need more slots than the limit has. The
-    /// client itself has then not exceeded a limit.
+    /// a rule without a key, and the request does not need more slots than the limit has. If the
+    /// service is at its capacity, the client has not exceeded a limit of its own.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         self.waits_for_slots() && self.enforced_denials().all(|line| line.service_wide)

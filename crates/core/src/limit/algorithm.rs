@@ -127,7 +127,7 @@ pub enum Counting {
     /// added up.
     Buckets {
         /// The number of sub-windows. The length of the window in microseconds must be a multiple
-        /// of this number.
+        /// of the number of sub-windows.
         buckets: u32,
         /// If true, one more sub-window is included in the sum, so that no window ever exceeds the
         /// limit.

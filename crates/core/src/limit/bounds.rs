@@ -96,7 +96,8 @@ pub const MAX_OVERRIDE_PATTERNS: usize = 1_000;
 pub const MAX_PLANS: usize = 1_000;
 
 /// The maximum number of former limits whose terms are kept per rule, including the limits of its
-/// plans and overrides. States written under these limits are converted exactly.
+/// plans and overrides. States written under a former limit whose terms are kept are converted
+/// exactly.
 pub const MAX_FORMER_LIMITS: usize = 4_096;
 
 /// The maximum number of manual blocks that can be active at the same time.

@@ -103,8 +103,8 @@ impl Limit {
     }
 
     /// If `count_denied` is true, the limit also counts denied requests, so that a client that does
-    /// not back off stays denied. This option has no effect on [`Algorithm::Concurrency`], because
-    /// a denied request does not hold a slot.
+    /// not back off stays denied. Counting denied requests has no effect on
+    /// [`Algorithm::Concurrency`], because a denied request does not hold a slot.
     #[must_use]
     pub fn counting_denied(mut self, count_denied: bool) -> Self {
         let has_slots = matches!(self.algorithm, Algorithm::Concurrency { .. });
@@ -115,8 +115,8 @@ impl Limit {
     /// Counts the full cost of each request that this limit denies, so that the count can exceed
     /// the limit. [`Outcome::excess`] reports by how many units the count exceeds the limit. A
     /// request denied only by other limits is not counted. Services that charge each descriptor of
-    /// a request separately, such as Envoy's `ratelimit`, also count the full cost. This option
-    /// overrides [`Self::counting_denied`].
+    /// a request separately, such as Envoy's `ratelimit`, also count the full cost. Counting in
+    /// full overrides [`Self::counting_denied`].
     ///
     /// # Errors
     ///
@@ -319,9 +319,9 @@ impl Limit {
         remaining.saturating_mul(2) < self.hard_quota()
     }
 
-    /// Returns the length of the window. For GCRA and buckets, this is the time to refill the whole
-    /// quota; for calendar windows, the maximum length of a window; for a concurrency limit, the
-    /// lease. With a sliding window counter, spent units can count for longer than the window.
+    /// Returns the length of the window. For GCRA and buckets, the window is the time to refill the
+    /// whole quota; for calendar windows, the maximum length of a window; for a concurrency limit,
+    /// the lease. With a sliding window counter, spent units can count for longer than the window.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {

@@ -82,8 +82,8 @@ fn count_text(text: &str) -> Option<String> {
     (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
 }
 
-/// Removes the separators between groups of three digits. The comma in `1,5` is not such a
-/// separator and is kept.
+/// Removes the separators between groups of three digits. The comma in `1,5` does not separate
+/// groups of three digits, and is kept.
 fn without_separators(number: &str) -> String {
     let separators = ['_', ',', '\''];
     let mut later_groups = number.split(separators).skip(1);

@@ -107,8 +107,8 @@ pub enum Anchor {
     Epoch,
     /// A window starts with the first request of a key.
     FirstRequest,
-    /// Each day, week or month of a calendar is a window. A limit with this anchor must not have
-    /// the field `window`.
+    /// Each day, week or month of a calendar is a window. A limit with a calendar anchor must not
+    /// have the field `window`.
     Calendar(Calendar),
 }
 
@@ -191,9 +191,9 @@ impl LimitSpec {
     const COMMON_FIELDS: [&'static str; 3] = ["algorithm", "soft", "count_denied"];
 
     /// The largest count for which the short notation without an algorithm means a sliding window
-    /// log. A sliding window log takes 8 bytes per admission, which is 8 kB per key at this count.
-    /// For a larger count, the short notation means a counter with sub-windows, which takes about
-    /// 550 bytes per key.
+    /// log. A sliding window log takes 8 bytes per admission, which is 8 kB per key at the largest
+    /// count. For a larger count, the short notation means a counter with sub-windows, which takes
+    /// about 550 bytes per key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
     /// The maximum number of sub-windows if the short notation means a counter. If a client always

@@ -28,9 +28,9 @@ impl MemoryStore {
     /// their limits. If a key is blocked or the store is full, no limit is evaluated and `outcomes`
     /// stays empty.
     ///
-    /// If `now` is up to 10 seconds before the latest instant seen by the keys' shards, that
-    /// instant is used instead. If the difference is larger, the clock was ahead and has been set
-    /// back, and time continues from `now`.
+    /// If `now` is up to 10 seconds before the latest instant seen by the keys' shards, the store
+    /// uses the latest instant instead. If the difference is larger, the clock was ahead and has
+    /// been set back, and time continues from `now`.
     ///
     /// A call with two charges on the same key is rejected with [`Decision::UNDECIDABLE`], and
     /// nothing is charged. [`RuleSet::charges`] never creates two charges on the same key.

@@ -201,7 +201,7 @@ impl Entry {
     }
 
     /// Replaces a GCRA state returned by [`Self::gcra`]. `tat` must be computed under the same
-    /// limits as the old state. All fractions of these limits must fit in 32 bits.
+    /// limits as the old state. All fractions of the limits must fit in 32 bits.
     #[inline]
     pub(super) fn put_gcra(&mut self, tat: ExactMicros, is_hot: bool) {
         // Skip the write if nothing changes: all cores can share a cache line that is only read.
@@ -215,7 +215,7 @@ impl Entry {
         }
     }
 
-    /// Returns when the key expires. From then on, the key can be dropped without changing any
+    /// Returns when the key expires. After the expiry, the key can be dropped without changing any
     /// decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {

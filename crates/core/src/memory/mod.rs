@@ -35,7 +35,7 @@
 //!
 //! Most decisions take a fast path. The fast path updates the state in the key's entry [in
 //! place](shard::Shard::step_in_place), if the rule has a single plain GCRA limit. The fast path
-//! gives the same results as the steps above.
+//! gives the same results as the general path.
 
 mod ctrl_bytes;
 mod decide;
@@ -75,12 +75,13 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The policy of a full store for a charge that needs more memory. Such a charge is for a new key,
-/// or for a sliding window log (the list of a key's recent charges) that must grow.
+/// The policy of a full store for a charge that needs more memory. A charge needs more memory if it
+/// is for a new key, or for a sliding window log (the list of a key's recent charges) that must
+/// grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Evicts a key that has spent at most half of each limit and whose last request was not
-    /// denied. If there is no such key among the few inspected entries, the charge is denied.
+    /// denied. If none of the few inspected entries can be evicted, the charge is denied.
     #[default]
     Evict,
     /// Does not evict live keys, and denies the charge.
@@ -424,7 +425,7 @@ impl MemoryStore {
     }
 
     /// Returns the index of the shard for a key with this hash, from the top 8 bits of the hash.
-    /// The hash table of a shard does not use these bits.
+    /// The hash table of a shard uses other bits of the hash.
     #[inline]
     fn shard_of(&self, hash: u64) -> usize {
         // Eight bits fit in a `usize`, and the number of shards is a power of two up to 256.

@@ -6,7 +6,7 @@
 //!
 //! The refund ledger does not move. A charge whose key was converted to other limits since, as the
 //! ledger knows, moves with its concurrency slots only. The other store calculates the refunds of
-//! GCRA limits without the ledger, which never makes them too large.
+//! GCRA limits without the ledger, so that the refunds are never too large.
 
 use super::{MemoryStore, shard::hash_with};
 use crate::{

@@ -45,7 +45,8 @@ pub(super) struct PendingCharge<'c> {
     /// If the state was converted, the instant at which the last unit charged under other limits
     /// expires; otherwise zero. The converted state is written back only if `former` is `None`.
     pub(super) converted_until: Timestamp,
-    /// Whether the decision changed the state. A new key is inserted only if this is true.
+    /// Whether the decision changed the state. A new key is inserted only if the decision changed
+    /// its state.
     pub(super) is_changed: bool,
     /// The input of [`Limits::undo`] for each part of the state. `Some` if the state was lent (see
     /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)) and the charge must be undone.

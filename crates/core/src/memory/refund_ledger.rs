@@ -1,7 +1,7 @@
 //! The refund ledger, which records recent changes to each key's state. A refund to a GCRA limit
 //! makes the theoretical arrival time (TAT) of later charges earlier by some time, the *shift*. The
 //! ledger records the shifts, and whether the key's state was converted to other limits. A later
-//! refund needs this information to find the position of its charge in the state.
+//! refund needs this record to find the position of its charge in the state.
 
 use std::collections::HashMap;
 
@@ -90,7 +90,7 @@ impl RefundLedger {
 
     /// Records that the state of `key` was converted to other limits at `now`. All units charged
     /// before the conversion expire at `until` or earlier. If `until` has passed, nothing is
-    /// recorded, because these units can no longer be refunded.
+    /// recorded, because units that have expired can no longer be refunded.
     pub(super) fn enter_conversion(&mut self, key: &[u8], now: Timestamp, until: Timestamp) {
         if until <= now {
             return;

@@ -179,8 +179,8 @@ fn save_shard(shard: &mut Shard, now: Timestamp, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads all records of `bytes`. Moves their instants back if the snapshot was written later than
-/// `now`.
+/// Reads all records of `bytes`. Moves the instants of the records back if the snapshot was written
+/// later than `now`.
 fn read<'b>(
     bytes: &'b [u8],
     now: Timestamp,

@@ -15,7 +15,7 @@ pub struct BlockedRule {
 
 impl BlockedRule {
     /// Returns true if all names are within their maximum length and the key has at most
-    /// [`bounds::MAX_KEY_ENTRIES`] entries. Every [`Rule`](crate::Rule) meets these requirements.
+    /// [`bounds::MAX_KEY_ENTRIES`] entries. Every [`Rule`](crate::Rule) is within these bounds.
     pub(crate) fn is_within_bounds(&self) -> bool {
         self.name.len() <= bounds::MAX_RULE_NAME_BYTES
             && self.key.len() <= bounds::MAX_KEY_ENTRIES

@@ -99,8 +99,8 @@ pub struct BodyCost {
     /// The pointers to the number of output tokens. If several numbers are present, the largest is
     /// used.
     pub output: Box<[JsonPointer]>,
-    /// The pointer to the number of outputs. The number of output tokens is multiplied by this
-    /// number.
+    /// The pointer to the number of outputs. The number of output tokens is multiplied by the
+    /// number at this pointer.
     pub times: Option<JsonPointer>,
     /// The number of output tokens if none of the pointers is present in a body, from 1 to `max`.
     pub default: u64,
@@ -113,7 +113,8 @@ pub struct BodyCost {
 }
 
 impl BodyCost {
-    /// Returns the maximum number of tokens that a request with these numbers is expected to use.
+    /// Returns the maximum number of tokens that a request is expected to use, if its body contains
+    /// `numbers`.
     #[must_use]
     pub fn expected(&self, numbers: BodyNumbers) -> TokenUsage {
         let output = numbers.output.unwrap_or(self.default);

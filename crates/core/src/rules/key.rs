@@ -20,7 +20,7 @@ const FIRST: u8 = 0xF8;
 const ESCAPE: u8 = 0xF7;
 
 /// The prefix of keys for Envoy descriptors. No rule's key and no [free key](free_key) begins with
-/// it: an escape byte at the start of a free key is never followed by the byte `d`.
+/// this prefix: an escape byte at the start of a free key is never followed by the byte `d`.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
 /// The key of the charge of a request that a [block by entries](super::EntryBlocks) denies and to

@@ -107,7 +107,8 @@ impl Rule {
     /// Creates a rule for `limits` that another component enforces, such as the limits of a
     /// descriptor of Envoy's rate limit service. The rule gives the limits a name and a key, so
     /// that [overrides](super::Overrides) can be set for them. `key` are the names of the key
-    /// entries. The names are not checked, because such a rule is not a part of a rule set.
+    /// entries. The names are not checked, because a rule from this function is not a part of a
+    /// rule set.
     #[must_use]
     pub fn of_limits(name: &str, key: &[&str], limits: Arc<Limits>) -> Self {
         Self {
@@ -521,7 +522,8 @@ impl Rule {
         windows.max().unwrap_or(Span::ZERO)
     }
 
-    /// Returns the prefix of this rule's encoded keys. No other key begins with these bytes.
+    /// Returns the prefix of this rule's encoded keys. Only the keys of this rule begin with this
+    /// prefix.
     #[must_use]
     pub fn key_prefix(&self) -> [u8; 8] {
         self.scope

@@ -226,7 +226,7 @@ impl RuleSet {
     }
 
     /// Returns the original limits of `charge`, before any elastic increase. The charge must have
-    /// been made under these rules.
+    /// been made under this rule set.
     #[must_use]
     pub fn limits_of(&self, charge: &Charge<'_>) -> Arc<Limits> {
         if let Some(rule) = self.rule_of(charge.key) {
@@ -270,8 +270,8 @@ impl RuleSet {
     /// the rules. Returns no charges if the request is on the allow list.
     ///
     /// If a [block by entries](EntryBlocks) denies the request, its charges are
-    /// [marked](Charge::blocked). If no rule applies to such a request, the only charge has the key
-    /// [`BLOCK_KEY`] and belongs to no rule.
+    /// [marked](Charge::blocked). If no rule applies to a blocked request, the only charge has the
+    /// key [`BLOCK_KEY`] and belongs to no rule.
     ///
     /// # Errors
     ///
@@ -294,8 +294,8 @@ impl RuleSet {
         keys.clear();
         due.clear();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // If evaluations were skipped, the list of rules may be wrong, so check this before using
-        // the list.
+        // If evaluations were skipped, the list of rules may be wrong, so check the work before
+        // using the list.
         buffers.work.check()?;
         if is_allowed {
             return Ok(Vec::new());
@@ -374,7 +374,7 @@ impl RuleSet {
     }
 
     /// Returns the rules that apply to `request` at `now` and whose cost depends on the request
-    /// body. A listener needs to read the body only if there is such a rule.
+    /// body. A listener needs to read the body only if this method returns a rule.
     ///
     /// Returns no rules for a request that [`Self::charges`] rejects.
     pub fn rules_with_body_cost<'a>(
@@ -450,7 +450,8 @@ impl RuleSet {
     }
 
     /// Returns the names of entries that a listener extracts for other purposes and that no rule of
-    /// this set uses. A request must not be rejected because such an entry is invalid.
+    /// this set uses. A request must not be rejected because an entry for another purpose is
+    /// invalid.
     pub fn extra_entry_names(&self) -> impl Iterator<Item = &str> {
         self.extra_entry_names.iter().map(|name| &**name)
     }
@@ -554,7 +555,7 @@ impl RuleSet {
 
 impl RuleSet {
     /// Returns the limits to which `request` is charged at `now` under the rule with the index
-    /// `at`. `key` is its encoded key.
+    /// `at`. `key` is the encoded key of the request under this rule.
     #[inline]
     fn choose_limits(
         &self,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In Limitador 1, entries had no `descriptors[0]`, and values did not need quotes. Tidegate also
-//! accepts these older forms.
+//! accepts the forms of Limitador 1.
 
 use crate::rules::limitador::{Comparison, Condition, EntryPath, Variable};
 
@@ -39,8 +39,8 @@ pub(super) fn condition(source: &str) -> Result<Parsed<Condition>, String> {
     let (value, is_quoted) = value(rest.trim()).ok_or_else(unsupported)?;
     let is_legacy = entry.is_legacy || !is_quoted;
     // In Limitador 1, an entry had no `descriptors[0]`, and its value could be quoted or unquoted.
-    // After an entry with `descriptors[0]`, CEL would read an unquoted value as a variable, so this
-    // is an error.
+    // After an entry with `descriptors[0]`, CEL would read an unquoted value as a variable, so an
+    // unquoted value is an error there.
     if !is_quoted && !entry.is_legacy {
         return Err(format!("the value has no quotes; {CONDITIONS}"));
     }

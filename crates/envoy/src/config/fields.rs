@@ -40,7 +40,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     match scalar::of(value.content()) {
         Some(Scalar::Truth(truth)) => truth,
         Some(Scalar::Null) => false,
-        // A fraction is not reported here, because the key check reports it as an error.
+        // A fraction is not reported at this point, because the key check reports it as an error.
         Some(Scalar::Fraction(_)) => false,
         Some(Scalar::Whole(_) | Scalar::Text) | None => {
             unreadable(&value, "true or false", report);

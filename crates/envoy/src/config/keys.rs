@@ -1,8 +1,8 @@
 //! Checks that each key is used only where it is allowed.
 //!
 //! envoyproxy/ratelimit has a single list of keys, and accepts a key even in a map where the key
-//! has no effect. Tidegate warns about such a key. Tidegate accepts its own keys, which
-//! envoyproxy/ratelimit does not have, only where they have an effect.
+//! has no effect. Tidegate warns about a key that has no effect. Tidegate accepts its own keys,
+//! which envoyproxy/ratelimit does not have, only where they have an effect.
 //!
 //! envoyproxy/ratelimit rejects Tidegate's own keys everywhere, so a file that is valid for
 //! envoyproxy/ratelimit has the same meaning for Tidegate.
@@ -61,7 +61,7 @@ impl MapKind {
                 "share_threshold",
                 "metadata",
             ],
-            // All limit fields are accepted here as well.
+            // A rate limit map may also contain all fields of a limit.
             Self::RateLimit => &["unit", "requests_per_unit", "unlimited", "name", "replaces"],
             Self::Replaces => &["name"],
             Self::Anchor => &["calendar", "zone", "day"],

@@ -149,7 +149,7 @@ fn read_document(
                 .collect(),
         );
         let limits = &mut loaded.domains.entry(namespace).limitador;
-        // Limitador would silently keep only one of the limits with the same identity.
+        // Limitador would silently keep only one of two limits with the same identity.
         if let Some(first) = known.get(&identity) {
             let message = format!(
                 "has the namespace, the seconds, the conditions and the variables of limit {first}, so both \

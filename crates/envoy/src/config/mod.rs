@@ -2,7 +2,7 @@
 //!
 //! All files are read as one configuration: if any file has an error, no file takes effect. All
 //! errors in all files are reported together, each with its path and line. If envoyproxy/ratelimit
-//! reports the same error, the message is the same.
+//! has the same error, the message is the same.
 
 mod descriptor;
 mod expression;

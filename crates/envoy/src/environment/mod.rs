@@ -307,8 +307,8 @@ fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
     });
 }
 
-/// Warns about listeners that other machines can reach without authentication. The warnings are the
-/// same as for a rules file. By default, the listeners accept connections on all addresses, as in
+/// Warns about listeners that other machines can reach without authentication. A rules file causes
+/// the same warnings. By default, the listeners accept connections on all addresses, as in
 /// envoyproxy/ratelimit.
 fn warn_of_open(config: &mut Config) {
     let tls = config.grpc.tls.as_ref();

@@ -51,7 +51,7 @@ const MAX_EXTENSIONS: usize = 32;
 /// The reason why a request is rejected without a decision.
 #[derive(Debug)]
 enum Refusal {
-    /// The message is malformed. Envoy never sends such a message.
+    /// The message is malformed. Envoy never sends a malformed message.
     Message(Status),
     /// The client's request cannot be counted, so it must be denied.
     Client(String),
@@ -70,7 +70,7 @@ impl From<AmbiguousRequest> for Refusal {
 }
 
 /// Decides the request in `message`, which the Envoy at `sender` sent. Fails if the service is not
-/// enabled, because then the rules must not be applied to `message`.
+/// enabled, because the rules must then not be applied to `message`.
 pub(super) async fn check(
     context: &GrpcContext,
     sender: IpAddr,
@@ -328,8 +328,8 @@ impl<'m> Attributes<'m> {
 
     /// Returns the headers, with one element for each line that the client sent.
     ///
-    /// Without `encode_raw_headers`, Envoy joins all lines of the same header, so the values are
-    /// split again here.
+    /// Without `encode_raw_headers`, Envoy joins all lines of the same header, so split the values
+    /// again.
     fn header_map(&self) -> Result<HeaderMap, Refusal> {
         let mut headers = HeaderMap::new();
         for (name, value) in &self.raw {

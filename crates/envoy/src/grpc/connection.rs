@@ -124,9 +124,8 @@ impl Http2 {
         builder
     }
 
-    /// Returns the maximum age of this connection, which is the configured age ±10 %. This
-    /// variation prevents clients that connected at the same time from reconnecting at the same
-    /// time.
+    /// Returns the maximum age of this connection, which is the configured age ±10 %. The variation
+    /// prevents clients that connected at the same time from reconnecting at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
         // `spread` is from 0 to 20, which means -10 % to +10 %. A client usually uses consecutive

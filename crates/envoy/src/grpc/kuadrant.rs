@@ -135,7 +135,8 @@ fn known<S>(service: Option<&S>) -> Result<&S, Status> {
     service.ok_or_else(|| status(&RlsError::NoConfiguration))
 }
 
-/// The response to a request without a domain. Limitador sends the same response.
+/// The response to a request without a domain. Limitador sends the same response to a request
+/// without a domain.
 fn unknown() -> RateLimitResponse {
     RateLimitResponse {
         overall_code: WireCode::Unknown.into(),

@@ -54,11 +54,11 @@ pub struct GrpcContext {
     /// The quotas. Each quota is divided among the Envoys that enforce it. The list is empty if no
     /// rule defines a quota.
     pub quotas: Arc<Quotas>,
-    /// The rate limit service. Without the service, calls get the same responses as from a service
-    /// whose configuration is not loaded.
+    /// The rate limit service. If the service is `None`, calls get the same responses as from a
+    /// service whose configuration is not loaded.
     pub rate_limits: Option<Arc<RateLimitService>>,
-    /// The settings of the authorization service. Without these settings, calls to the service fail
-    /// with UNIMPLEMENTED, so that the rules are not applied to calls on this listener.
+    /// The settings of the authorization service. If the settings are `None`, calls to the service
+    /// fail with UNIMPLEMENTED, so that the rules are not applied to calls on this listener.
     pub authorization: Option<AuthorizationContext>,
 }
 

@@ -33,7 +33,7 @@ use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
 /// The refill interval of a budget, in seconds. In practice, a budget is never refilled, because
-/// the assignment for the next window arrives long before this interval ends.
+/// the assignment for the next window arrives long before the interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
 /// The bounds on a bucket ID: the maximum number of its entries, and the maximum total size of the

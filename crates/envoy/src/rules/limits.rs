@@ -10,8 +10,9 @@ use crate::Unit;
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow mode, for a rule in quota mode. These limits are used unless this
-    /// quota is the request's leading quota, which is the only quota that can deny the request.
+    /// The same limits in shadow mode, for a rule in quota mode. The shadow limits are used unless
+    /// this quota is the request's leading quota, which is the only quota that can deny the
+    /// request.
     pub(crate) shadow_limits: Option<Arc<Limits>>,
     /// The units of the limits, in order. The unit of a window with a different length is
     /// [`Unit::Unknown`].
@@ -19,7 +20,7 @@ pub(crate) struct RuleLimits {
     /// The window length, which is part of the counter key. Therefore, a descriptor has separate
     /// counters for different window lengths.
     pub(crate) window_seconds: u64,
-    /// The limits for reports and reservations. The first use builds these limits.
+    /// The limits for reports and reservations. The first use builds the limits.
     pub(crate) variants: OnceLock<LimitVariants>,
 }
 

@@ -38,7 +38,8 @@ pub(crate) struct Domain {
     /// How the descriptors of a request are charged: each separately, or all or none.
     pub(crate) charging: ChargeMode,
     pub(crate) root: Level,
-    /// The limits of a Limitador limits file. A domain has either these limits or a rule tree.
+    /// The limits of a Limitador limits file. A domain has either limits from a Limitador limits
+    /// file or a rule tree.
     pub(crate) limitador: Vec<LimitadorLimit>,
 }
 

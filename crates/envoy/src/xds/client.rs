@@ -254,7 +254,7 @@ impl XdsClient {
     }
 
     /// Waits for `event`. If the first configuration does not arrive within
-    /// [`FIRST_CONFIG_NOTICE`], logs this once.
+    /// [`FIRST_CONFIG_NOTICE`], logs once that it is missing.
     async fn with_notice<F: Future + Unpin>(&self, mut event: F) -> F::Output {
         if self.status.lock().version.is_none() {
             if let Ok(output) = timeout(FIRST_CONFIG_NOTICE, &mut event).await {

@@ -9,8 +9,8 @@
 //! The candidate rules have separate counters: a second memory store or, with Redis, keys with a
 //! different prefix. With the memory store, the candidate decision is made before the response is
 //! sent, and takes as long as any other decision in memory. With Redis, the response does not wait
-//! for the candidate decision. A background task makes this decision over the store's connections,
-//! and the number of concurrent tasks is bounded.
+//! for the candidate decision. A background task makes the candidate decision over the store's
+//! connections, and the number of concurrent tasks is bounded.
 
 mod changes;
 

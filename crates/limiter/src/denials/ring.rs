@@ -90,9 +90,9 @@ impl Ring {
     }
 
     /// Returns whether to keep the next denied request. In each second, the first
-    /// [`MAX_PER_SECOND`] denied requests are kept, and the others are counted as lost. During a
-    /// flood, encoding every denial would take longer than the decision, and the list would cover
-    /// only a fraction of a second.
+    /// [`MAX_PER_SECOND`] denied requests are kept, and all others count as lost. During a flood,
+    /// encoding every denial would take longer than the decision, and the list would cover only a
+    /// fraction of a second.
     pub(super) fn try_take(&mut self, now: Timestamp) -> bool {
         let second = now.as_micros() / 1_000_000;
         if second != self.second {

@@ -152,8 +152,8 @@ impl EntryAudit {
         let mut unknown = 0;
         for (name, _) in audited.decided.request.entries() {
             match self.known.get(*name) {
-                // The flag is written only once, because an unconditional write would invalidate
-                // the cache line for the other workers.
+                // Write the flag only once, because an unconditional write would invalidate the
+                // cache line for the other workers.
                 Some(known) if !known.has_arrived.load(Ordering::Relaxed) => {
                     known.has_arrived.store(true, Ordering::Relaxed);
                 }
@@ -434,7 +434,7 @@ mod tests {
         names.iter().map(entry).collect()
     }
 
-    /// Returns the names that must be logged. Sets the total of unknown entries to 0, because these
+    /// Returns the names that must be logged. Sets the total of unknown entries to 0, because the
     /// tests do not check it.
     fn due_names(
         unknown: &UnknownEntries,

@@ -197,7 +197,7 @@ impl ListenerKind {
     }
 }
 
-/// The listeners at which services name their own entries. These entries are audited.
+/// The listeners at which services name their own entries. The server audits these entries.
 const NAMING_LISTENERS: [ListenerKind; 3] =
     [ListenerKind::Http, ListenerKind::Resp, ListenerKind::Spop];
 

@@ -264,7 +264,7 @@ impl ServerLimiter {
     }
 
     /// Removes the override of `target` for the rule with the name `rule`, and returns it. Returns
-    /// `None` if there is no such override. The rule does not have to exist.
+    /// `None` if the rule has no override of `target`. The rule does not have to exist.
     ///
     /// # Errors
     ///
@@ -318,7 +318,7 @@ impl ServerLimiter {
         }
         self.read_own_change(store).await;
         // Another server may have set the last possible block at the same time. The servers apply
-        // the changes in the same order, so no server enforces this block.
+        // the changes in the same order, so no server enforces the excess block.
         if let (None, Err(error)) = (blocks.get(target), blocks.check_room(target, self.now())) {
             store.drop_override(id).await?;
             return Err(ChangeError::Refused(error));
@@ -327,7 +327,7 @@ impl ServerLimiter {
     }
 
     /// Removes the block by entries with this `target`, and returns it. Returns `None` if there is
-    /// no such block.
+    /// no block with this target.
     ///
     /// # Errors
     ///
@@ -429,10 +429,10 @@ impl ServerLimiter {
         StoredDocument::decode(document)?.apply(&self.live, self.now())
     }
 
-    /// Ends the replacement of all overrides and blocks, and removes those that were not restored.
-    /// Opens the override file. If the old process wrote to another file, an earlier file at this
-    /// path is obsolete, so it is renamed. Restored overrides and blocks that the file does not
-    /// contain are added to it.
+    /// Ends the replacement of all overrides and blocks, and removes the overrides and blocks that
+    /// were not restored. Opens the override file. If the old process wrote to another file, an
+    /// earlier file at `path` is obsolete, so this method renames it. Restored overrides and blocks
+    /// that the file does not contain are added to it.
     pub(crate) fn end_override_restore(&self) -> io::Result<()> {
         let restored = self.override_documents();
         let mut changes = self.override_keeper.changes();

@@ -154,13 +154,14 @@ impl ServerLimiter {
     /// [`bounds::MAX_COUNT`]. Refunds the unused units. Unlike
     /// [`ServerLimiter::settle_reservation`], does not charge a cost above the reserved units.
     /// `limits_of` returns the limits of a counter, or `None` if the counter does not belong to
-    /// this request. A reservation with such a counter is not settled.
+    /// this request. If `limits_of` returns `None`, the reservation is not settled.
     ///
     /// With the memory store, the future is ready when it is first polled.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if Redis did not reply. The call may then be repeated with the same cost.
+    /// [`StoreError`] if Redis did not reply. The caller may then repeat the call with the same
+    /// cost.
     pub async fn settle_counters(
         &self,
         token: &str,

@@ -38,7 +38,7 @@ pub enum ReservationError {
 /// Why a reservation is not outstanding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotOutstanding {
-    /// The reservation is not known here, or has other counters than the request.
+    /// The reservation is not known to this server, or has other counters than the request.
     Unknown,
     /// It has expired.
     Expired,

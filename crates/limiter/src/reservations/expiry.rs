@@ -28,7 +28,7 @@ const _: () = assert!(
 /// The maximum number of expired reservations that are ended concurrently.
 const EXPIRY_BATCH: usize = 64;
 
-/// The delay before a reservation is ended again because Redis did not respond.
+/// The delay before this server tries again to end a reservation, if Redis did not respond.
 const RETRY_DELAY: Span = Span::from_secs(1);
 
 /// The maximum sleep time of the task that ends expired reservations.
@@ -58,7 +58,7 @@ impl ServerLimiter {
             if !is_full {
                 return self.reservations.table().next_due_time();
             }
-            // The calls above may complete without ever suspending this task, so it must yield to
+            // The calls above may complete without suspending this task, so the task must yield to
             // other tasks.
             tokio::task::yield_now().await;
         }

@@ -8,9 +8,9 @@
 //!                                          5 s after the expiry: ended by any other server
 //! ```
 //!
-//! The expiry queue adds no Redis call to reserving and settling: the queue writes and removes the
-//! reservations that last longer than 100 ms in batches. If the server is killed, only the
-//! reservations that were not written yet stay charged.
+//! The expiry queue adds no Redis call to reserving and settling: reservations that last longer
+//! than 100 ms are written and removed in batches. If the server is killed, only the reservations
+//! that were not written yet stay charged.
 //!
 //! Any server may end a reservation of any other server, even of a running server, because the
 //! guard in Redis ensures that a reservation ends only once.
@@ -40,19 +40,19 @@ use super::{
 };
 use crate::ServerLimiter;
 
-/// The interval between two writes. A reservation that is settled within this time is usually not
-/// written.
+/// The interval between two writes. A reservation that is settled within the interval is usually
+/// not written.
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The interval between two searches for expired reservations of other servers.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time after its expiry from which any server may end a reservation. Until then, the server
-/// that made the reservation ends it.
+/// The time after its expiry from which any server may end a reservation. Before that time, the
+/// server that made the reservation ends it.
 const GRACE: Span = Span::from_secs(5);
 
-/// If any server could have ended a reservation for longer than this time, it is not refunded,
-/// unless its guard still exists.
+/// If any server could have ended a reservation for longer than `MAX_OVERDUE`, the reservation is
+/// not refunded, unless its guard still exists.
 const MAX_OVERDUE: Span = Span::from_micros(MAX_LATENESS.as_micros() - GRACE.as_micros());
 
 const _: () = assert!(
@@ -60,7 +60,8 @@ const _: () = assert!(
     "there is time for several servers to try to end a reservation"
 );
 
-/// The maximum number of reservations in one call. Decisions in the same batch wait for the call.
+/// The maximum number of reservations in one call. Decisions in the same batch wait until the call
+/// is complete.
 const MAX_ENTRIES: usize = 64;
 
 /// The maximum number of bytes in one call, unless a single reservation is larger.
@@ -72,7 +73,7 @@ const MAX_CLAIMS: usize = 64;
 /// The maximum time to write the last changes when the server stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The delay before the last changes are written again because Redis did not respond.
+/// The delay before the last changes are written again, if Redis did not respond.
 const FLUSH_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 const WRITES: Metric<1> = Metric::counter(
@@ -85,7 +86,7 @@ const WRITES: Metric<1> = Metric::counter(
 #[derive(Debug, Default)]
 pub(super) struct ExpiryQueueWriter {
     /// This lock is held during a write, so that the last write before the server stops does not
-    /// overlap with a write of the background task. No call of a client waits for this lock, so it
+    /// overlap with a write of the background task. No call of a client waits for the lock, so it
     /// may be held across an await.
     write_lock: tokio::sync::Mutex<()>,
     is_failing: AtomicBool,
@@ -290,8 +291,8 @@ impl ServerLimiter {
                 }
             }
             if let Err(error) = store.write_expiry_queue(&ended, &renewed).await {
-                // Another search can claim the entries again. By then, their reservations have
-                // already ended.
+                // Another search can claim the entries again. The reservations of these entries
+                // have already ended.
                 tracing::debug!("failed to remove ended reservations: {error}");
                 return;
             }
@@ -299,7 +300,7 @@ impl ServerLimiter {
                 // Further claims would only keep the reservations from other servers.
                 return;
             }
-            // The calls above may complete without ever suspending this task.
+            // The calls above may complete without suspending this task.
             tokio::task::yield_now().await;
         }
     }

@@ -57,8 +57,8 @@ impl ExpiryQueueChanges {
         self.queued.remove(id)
     }
 
-    /// Returns the next reservation to write. The caller must then write it, unless it is not
-    /// outstanding any more.
+    /// Returns the next reservation to write. The caller must then write the reservation, unless it
+    /// is no longer outstanding.
     pub(super) fn next_unwritten(&mut self) -> Option<ReservationId> {
         self.unwritten.pop_first()
     }

@@ -70,7 +70,7 @@ impl ServerLimiter {
         };
         match status {
             ReservationStatus::Ended => {}
-            // An earlier call with the same cost has ended the reservation, but its reply was lost.
+            // An earlier call with the same cost has ended the reservation, but the reply was lost.
             ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
                 return Ok(0);
             }
@@ -124,8 +124,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Renews a reservation whose charges are in Redis. Returns its time to live, and its charges
-    /// for the new token.
+    /// Renews a reservation whose charges are in Redis. Returns the reservation's time to live, and
+    /// its charges for the new token.
     pub(super) async fn renew_in_redis(
         &self,
         shared: Vec<SharedCharge>,

@@ -144,8 +144,8 @@ impl Reservations {
         self.keys.own()
     }
 
-    /// Uses the random key of another process instead of the own key, unless the configuration
-    /// contains the secrets. Returns false if `key` is not valid.
+    /// Uses the random key of another process instead of this process's own key, unless the
+    /// configuration contains the secrets. Returns false if `key` is not valid.
     pub(crate) fn take_key(&self, key: &[u8]) -> bool {
         self.keys.take(key)
     }
@@ -219,7 +219,7 @@ pub struct Reservation {
 pub struct SettledReservation {
     /// The final cost of the request, minus the units that the limits did not admit.
     pub settled: u64,
-    /// The number of unused reserved units. These units are refunded if the limits still count
+    /// The number of unused reserved units. The unused units are refunded if the limits still count
     /// them.
     pub unused: u64,
     /// The number of units by which the final cost exceeds the reserved units.
@@ -231,7 +231,7 @@ impl ServerLimiter {
     /// limited to the configured maximum, and to the shortest lease of a concurrency slot. If no
     /// concurrency slot is free and the limit lets requests wait, the request waits for a slot as
     /// `turn` specifies, and is then decided under the rules that are active at that time. Passes
-    /// these rules, the verdict and the reservation to `finish`, and returns its result.
+    /// the rules, the verdict and the reservation to `finish`, and returns the result of `finish`.
     ///
     /// With the memory store, the future is ready when it is first polled, unless the request
     /// waits.
@@ -273,7 +273,7 @@ impl ServerLimiter {
         Ok(decided.await?)
     }
 
-    /// Adds the reservation of an admitted request with these `charges`.
+    /// Adds the reservation of an admitted request, whose charges are `charges`.
     fn add_reservation(
         &self,
         charges: OwnedCharges,

@@ -30,7 +30,7 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-/// Tokens of version 1 had no kind. Such tokens are no longer valid.
+/// Tokens of version 1 had no kind. Tokens of version 1 are no longer valid.
 const VERSION: u8 = 2;
 
 /// The flags of a charge: whether its limits were raised (elastic rule), and whether its key had a

@@ -22,7 +22,7 @@ use crate::{KeyMask, ServerLimiter};
 const MAX_SLICE_BYTES: usize = 256 << 10;
 
 /// The maximum number of slices that one command reads. The number is small, because decisions in
-/// the same Redis batch have to wait for the reply.
+/// the same Redis batch wait for the reply.
 const SLICES_PER_READ: usize = 4;
 
 /// The length of the scope at the start of a rule's key.
@@ -132,7 +132,8 @@ impl ServerLimiter {
     }
 
     /// Reads the other servers' published slices of the period `over`. Passes each slice to `take`,
-    /// with the ID of its server and the slice number. Without Redis, there are no such slices.
+    /// with the ID of its server and the slice number. Without Redis, there are no published
+    /// slices.
     pub(super) async fn read_published(
         &self,
         over: Period,

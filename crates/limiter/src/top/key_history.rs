@@ -78,7 +78,7 @@ impl KeySlice {
 
 impl TopTalkers {
     /// Returns the counts of a rule in the time slice `number` of `level`. If the slice contains
-    /// the current minute, includes each worker's counts for this minute.
+    /// the current minute, includes each worker's counts for that minute.
     fn groups_in(&self, scope: u64, level: Level, number: u64, minute: u64) -> Vec<GroupSummaries> {
         // While `closed` is locked, no worker can move slices to the history.
         let closed = self.closed();

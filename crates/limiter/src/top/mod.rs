@@ -46,9 +46,9 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The maximum number of completed minutes in a shard. [`TopTalkers::collect_ended`] moves these
-/// minutes to the history. If that method is not called in time, the worker itself moves the
-/// minutes.
+/// The maximum number of completed minutes in a shard. [`TopTalkers::collect_ended`] moves
+/// completed minutes to the history. If that method is not called in time, the worker itself moves
+/// the minutes.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.

@@ -27,7 +27,7 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
 /// Returns the protocol to which the client offers to switch: the first one in the `Upgrade` list,
-/// in lower case. The proxy offers only this protocol to the upstream. Protocol names are
+/// in lower case. The proxy offers only the first protocol to the upstream. Protocol names are
 /// case-insensitive (RFC 9110, section 7.8).
 ///
 /// RFC 9113 deprecates the upgrade to HTTP/2 (`h2c`), so an offer of `h2c` is ignored.

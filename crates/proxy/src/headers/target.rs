@@ -111,8 +111,8 @@ fn is_simple_host(host: &[u8]) -> bool {
 }
 
 /// Returns whether `host` is exactly one host without user information. The port, if any, must be
-/// numeric. The grammar allows a comma in a host, but here a comma means that two `Host` values
-/// were joined.
+/// numeric. The grammar allows a comma in a host, but in a request, a comma means that two `Host`
+/// values were joined.
 fn is_single_host(host: &Authority) -> bool {
     let port = host.as_str().strip_prefix(host.host());
     let is_port = |port: &str| {

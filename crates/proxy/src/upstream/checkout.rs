@@ -13,9 +13,9 @@ pub(crate) struct Checkout {
 }
 
 impl Checkout {
-    /// Returns the connection to the pool if the connection can take another request. Closes an
-    /// HTTP/1.1 connection instead if the upstream responded before it had received the whole
-    /// request.
+    /// Returns the connection to the pool if the connection can take another request. If the
+    /// upstream responded before it had received the whole HTTP/1.1 request, closes the connection
+    /// instead.
     pub(crate) fn return_to_pool(self) {
         // A shared HTTP/2 connection stays in the pool during a checkout.
         if self.active.endpoint().address.http2 {

@@ -220,7 +220,7 @@ impl UpstreamConnection {
                 return self.send_on_stream(*request, progress, timeouts).await;
             }
             // The request was prepared for a different HTTP version than the connection uses. All
-            // endpoints of an upstream use the same version, so this case does not occur.
+            // endpoints of an upstream use the same version, so the versions cannot differ.
             (_, outgoing) => return Err(SendError::Retryable(outgoing)),
         }
         self.timer.set(timeouts.head);

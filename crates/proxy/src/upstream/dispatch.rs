@@ -210,7 +210,7 @@ impl Dispatcher {
             return Ok((self.open(endpoint, until).await?, false));
         }
         let permission = timeout_at(until, endpoint.pool.wait_to_open(self.worker)).await;
-        // Record no failure here: the task that opens the connection records it for outlier
+        // Do not record the failure: the task that opens the connection records it for outlier
         // detection.
         let _permission = permission.map_err(|_| ProxyError::ConnectTimeout)?;
         if let Some(pooled) = take() {

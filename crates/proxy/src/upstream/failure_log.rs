@@ -23,7 +23,7 @@ enum FailureState {
     Healthy,
     /// The endpoint is not failing. The value is the time of the last failure message.
     HealthySince(Instant),
-    /// The endpoint is failing. The failure was logged at this time.
+    /// The endpoint is failing. The value is the time at which the failure was logged.
     Logged(Instant),
     /// The endpoint is failing again, but no log message says so, because the last failure message
     /// was less than a minute before. The value is the time of the last failure message.

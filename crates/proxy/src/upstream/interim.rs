@@ -5,8 +5,9 @@
 //! for HTTP/1.1 upstreams.
 //!
 //! To fail a stream that exceeds the limit, this module inserts a `RST_STREAM` into the bytes from
-//! the upstream. The inserted frame precedes the first response head above the limit. When h2 then
-//! reads this head, it sends a reset for the stream to the upstream. The other streams continue.
+//! the upstream. The inserted frame precedes the first response head above the limit. When h2 reads
+//! the head above the limit, it sends a reset for the stream to the upstream. All other streams of
+//! the connection continue.
 //!
 //! If the upstream ignores the resets, the whole connection fails. The failures of the other
 //! requests on the connection do not count as endpoint failures.
@@ -361,8 +362,8 @@ mod tests {
         stream
     }
 
-    /// Checks the order of the errors: first, the stream above the limit is reset. After that, the
-    /// connection fails for the other streams.
+    /// Checks the order of the errors: first, the stream above the limit is reset. Then the
+    /// connection fails for all other streams.
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_ignores_resets_loses_the_connection() {
         let sent = frame(HEADERS, END_HEADERS, 1).repeat(20_000);

@@ -1,8 +1,8 @@
 //! Limits the number of interim responses (1xx) to one request, for HTTP/1.1 and HTTP/2 upstreams.
 //!
 //! Some services send a `102 Processing` every few seconds while they work, or a few `103 Early
-//! Hints`. The proxy reads and drops these interim responses. Without a limit, an upstream that
-//! sends only interim responses could keep a worker busy until `timeouts.head` expires.
+//! Hints`. The proxy reads and drops interim responses. Without a limit, an upstream that sends
+//! only interim responses could keep a worker busy until `timeouts.head` expires.
 
 use std::time::Duration;
 

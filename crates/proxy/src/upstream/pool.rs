@@ -37,8 +37,8 @@ pub(super) struct ConnectionPool {
 #[derive(Debug, Default)]
 struct WorkerPool {
     pooled: Mutex<PooledConnections>,
-    /// A lock that a request holds while it opens an HTTP/2 connection. Meanwhile, the worker's
-    /// other requests wait for this connection.
+    /// A lock that a request holds while it opens an HTTP/2 connection. The worker's other requests
+    /// wait for the connection while it opens.
     opening: tokio::sync::Mutex<()>,
 }
 

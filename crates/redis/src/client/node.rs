@@ -126,7 +126,7 @@ impl Node {
         // Every decision runs this code, and reading the watch channel takes a lock. Therefore,
         // check the connections first.
         if !self.is_up() && !*self.was_attempted.borrow() {
-            // The connections are checked below, so the result of the wait is ignored.
+            // The code below checks the connections, so the result of the wait is ignored.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
         }
         let (sender, reply) = oneshot::channel();

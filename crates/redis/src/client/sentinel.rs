@@ -8,8 +8,8 @@
 //!   replaced if a majority of the *configured* Sentinels names another server with at least the
 //!   same epoch. Missing replies and a stale minority have no effect.
 //! - If no primary is known, the server with the highest epoch wins. If several servers have the
-//!   same epoch, the server that most Sentinels name wins. A single reply is then sufficient, so
-//!   that a server can start even if most Sentinels are down.
+//!   same epoch, the server that most Sentinels name wins. With no known primary, a single reply is
+//!   sufficient, so that a server can start even if most Sentinels are down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -296,7 +296,7 @@ mod tests {
         assert!(!replaces(("now", 5), &[("now", 6)]));
     }
 
-    /// An operator has reconfigured the Sentinels. Now a majority reports another primary with the
+    /// An operator has reconfigured the Sentinels. A majority now reports another primary with the
     /// same epoch, because reconfiguration does not increase the epoch.
     #[test]
     fn a_majority_with_an_equal_epoch_replaces_a_working_primary() {

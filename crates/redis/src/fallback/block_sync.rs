@@ -68,7 +68,7 @@ impl Drop for BlockSync {
 struct LocalCopies {
     local: Arc<MemoryStore>,
     /// The keys whose blocks were copied since the call in flight was sent; `None` while no call is
-    /// in flight. The reply may be older than these copies, so the copies are not lifted.
+    /// in flight. The reply may be older than these copies, so do not lift the copies.
     copied_during_call: Mutex<Option<HashSet<Box<[u8]>>>>,
 }
 
@@ -140,8 +140,8 @@ async fn lift_batch(
     *copies.copied_during_call() = Some(HashSet::new());
     let lifted = store.find_lifted(&unchecked[rest..]).await;
     if let Ok(lifted) = &lifted {
-        // If another node blocks a lifted key again at this moment, this node copies the new block
-        // when the block denies the next request.
+        // If another node blocks a lifted key again at the same time, this node copies the new
+        // block when the block denies the next request.
         copies.lift_older(lifted);
         unchecked.truncate(rest);
     }
@@ -162,7 +162,7 @@ mod tests {
         exec::{ExecError, Executor, Replies},
     };
 
-    /// A fake Redis that reports every block as lifted. If `reply` is set, the fake waits for this
+    /// A fake Redis that reports every block as lifted. If `reply` is set, the fake waits for a
     /// notification before each reply.
     #[derive(Debug, Default)]
     struct AllLifted {

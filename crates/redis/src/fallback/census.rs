@@ -207,8 +207,8 @@ impl SteadyCount {
         self.servers
     }
 
-    /// Returns whether the startup period has ended: the servers have been counted for this long
-    /// without a failure.
+    /// Returns whether the startup period has ended, because the servers have been counted for its
+    /// duration without a failure.
     fn is_settled(&self) -> bool {
         matches!(self.start, StartPhase::Over)
     }

@@ -408,7 +408,7 @@ impl FallbackStore {
 
 /// Returns the current time: `now`, which was read at `began`, plus the time that has elapsed
 /// since. The local store must not receive the time from before the call. After a long call, the
-/// local store would treat this older time as a clock that was set back.
+/// local store would conclude from the older time that the clock was set back.
 fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))

@@ -2,8 +2,8 @@
 //! reachable.
 //!
 //! A charge in Redis is also made to this node's share of the limits, and is settled in both
-//! stores. While Redis is slow or unreachable, only this node's share is charged. A charge made
-//! only in the share is settled only there, even if Redis is reachable again.
+//! stores. While Redis is slow or unreachable, only this node's share is charged. A charge that was
+//! made only in the share is settled only in the share, even if Redis is reachable again.
 
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,

@@ -47,7 +47,7 @@ impl Counters {
         let at = match error {
             StoreError::NotExecuted(_) => 0,
             StoreError::Unknown(_) => 1,
-            // The other errors require action by an operator: Redis has refused the call, or the
+            // All other errors require action by an operator: Redis has refused the call, or the
             // value was not written by Tidegate.
             _ => 2,
         };

@@ -47,7 +47,7 @@ if kernel == BUCKETS then
     -- buckets except the last become empty.
     if total > limit then
       -- Returns the position of the first non-empty bucket at or after `at`. The caller must ensure
-      -- that there is such a bucket.
+      -- that a non-empty bucket exists.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

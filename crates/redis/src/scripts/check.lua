@@ -98,7 +98,8 @@ if blocked then
 end
 
 -- A state may have been stored under other parameters, or written by a clock that was ahead. The
--- decision then uses the client's conversion, unless the value has changed since.
+-- decision then uses the client's conversion, unless the value has changed since the client read
+-- it.
 local outdated = false
 for i = 1, count do
   local charge, at = charges[i], CONVERSIONS + 3 * i

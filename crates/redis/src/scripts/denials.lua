@@ -1,10 +1,11 @@
 -- Publishes and reads the recent denials of all servers. KEYS[1] is a hash used as a ring buffer:
 -- denial number N is in the field N % ARGV[2]. The field `next` is the number of the next denial,
--- and the field `lost` counts unpublished denials. ARGV[1] is the operation: put   Adds the denials
--- ARGV[5] …, oldest first, and ARGV[4] to `lost`. The hash expires after ARGV[3] milliseconds.  get
--- Returns the number of the next denial, the number of lost denials, and at most ARGV[4] denials
--- with numbers below ARGV[3], newest first. If ARGV[3] is an empty string, starts with the newest
--- denial. Each denial is preceded by its number and a space.
+-- and the field `lost` counts unpublished denials. ARGV[1] is the operation:
+--   put   Adds the denials ARGV[5] …, oldest first, and ARGV[4] to `lost`. The hash expires after
+--         ARGV[3] milliseconds.
+--   get   Returns the number of the next denial, the number of lost denials, and at most ARGV[4]
+--         denials with numbers below ARGV[3], newest first. If ARGV[3] is an empty string, starts
+--         with the newest denial. Each denial is preceded by its number and a space.
 local size = tonumber(ARGV[2])
 local head = redis.call('HMGET', KEYS[1], 'next', 'lost')
 local first, lost = tonumber(head[1] or 0), tonumber(head[2] or 0)

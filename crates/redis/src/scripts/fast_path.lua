@@ -2,7 +2,7 @@
 -- The script is much cheaper than check.lua, because it is assembled for a specific sequence of
 -- algorithms. One call unpacks the parameters of all members, a second call unpacks all states, and
 -- a third call packs all states. The names in capitals are replaced, and the code of each member is
--- inserted. In this code, the member's index replaces N in names such as `cost_N`.
+-- inserted. In the code of a member, the member's index replaces N in names such as `cost_N`.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the header of its value; and the parameters of each member

@@ -79,7 +79,7 @@ const FAST_KERNELS: [FastKernel; 4] = [
 ];
 
 /// Returns the script for a key whose members use these algorithms. Also returns the length of the
-/// value header that the script expects. Returns `None` if there is no such script.
+/// value header that the script expects. Returns `None` if no script supports these algorithms.
 pub(crate) fn fast_path(kernels: &[u8]) -> Option<(&'static Script, usize)> {
     // The index is a number whose digits identify the algorithms of the members. The digit 0 means
     // that there are no further members.

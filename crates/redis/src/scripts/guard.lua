@@ -2,7 +2,7 @@
 -- guard exists only after the reservation was renewed or has ended. While the reservation is
 -- outstanding, the guard's value is the instant until which the reservation was renewed. After
 -- that, the value is HAS_ENDED, followed by the final cost plus 1 unless the reservation has
--- expired. The instants are read from the clocks of the Tidegate servers, because these servers
+-- expired. The instants are read from the clocks of the Tidegate servers, because the servers
 -- decide when a reservation expires.
 --
 -- Results: the call has ended the reservation; an earlier call has ended it; it has expired; or it
@@ -20,8 +20,8 @@ local function read_guard(key, expires)
   return nil, tonumber(state)
 end
 
--- Writes the guard. Its time to live is never reduced, because a newer token of the reservation may
--- expire later than this token.
+-- Writes the guard. The guard's time to live is never reduced, because a newer token of the
+-- reservation may expire later than this token.
 local function write_guard(key, value, keep_ms)
   redis.call('SET', key, value, 'PX', math.max(keep_ms, redis.call('PTTL', key)))
 end

@@ -1,6 +1,6 @@
 -- Interval token bucket. A state consists of the instant at which the bucket is full again, the
 -- size of the last refill before that instant, and the lead (lead.lua). The operator `%` is exact
--- here, because no number is near 2^53.
+-- for these numbers, because none of them is near 2^53.
 if kernel == INTERVAL then
   local refill, every, capacity, cost
   refill, every, capacity, cost, at = struct_unpack(INTERVAL_NUMBERS, program, at)

@@ -2,8 +2,8 @@
 -- written. A lead takes one byte, and is rounded up by less than one eighth plus half a second. The
 -- fast path always stores the lead of a fully charged key. A state that is ahead by more than its
 -- lead plus JUMP was written by a clock that was ahead of this clock. The wrong clock can be the
--- clock of a former primary, or this clock before it was set back. The store clamps such a state,
--- because the limit would otherwise deny all requests until the clock has caught up.
+-- clock of a former primary, or this clock before it was set back. The store clamps a state from a
+-- wrong clock, because the limit would otherwise deny all requests until the clock has caught up.
 local JUMP = 10000000
 
 -- Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three a

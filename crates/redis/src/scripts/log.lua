@@ -108,8 +108,8 @@ if kernel == LOG or kernel == LEASE then
       end
       return struct_unpack('>I7I3', added[number - stay + 1])
     end
-    -- Find the first entry such that the entries after it sum to fewer units than the limit. The
-    -- last entry always qualifies.
+    -- Find the first entry with fewer units after it than the limit. The last entry always
+    -- qualifies.
     local low, high = -1, count - 1
     while high - low > 1 do
       local middle = floor((low + high) / 2)

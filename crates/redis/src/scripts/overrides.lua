@@ -25,7 +25,8 @@
 --
 -- After a failover, the promoted replica may lack the last changes, and later changes get newer
 -- versions than the lost changes. A caller has seen a lost change if the list of the latest
--- versions does not contain the caller's version. Such a caller then reads all overrides again.
+-- versions does not contain the caller's version. A caller that has seen a lost change reads all
+-- overrides again.
 local call, verb, id = redis.call, ARGV[1], ARGV[2]
 
 -- The number of versions to keep. A caller that has missed more changes reads all overrides again.

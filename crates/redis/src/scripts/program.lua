@@ -1,9 +1,9 @@
 -- A program contains the parameters of a charge's limits. It begins with 1 byte, whether the rule
--- is in shadow mode; and 1 byte, whether a member counts denied requests. These are followed by the
--- length of the value's header, in 2 bytes; that header; and the members. A member consists of 1
--- byte, the ID of its algorithm; 1 byte, how it treats a denied request; and its parameters. A
--- member can ignore a denied request (0), fill its state completely (COUNTED), or count in full the
--- requests that the member itself denies (IN_FULL). The parameters of each algorithm:
+-- is in shadow mode; and 1 byte, whether a member counts denied requests. The length of the value's
+-- header, in 2 bytes, the header itself, and the members follow. A member consists of 1 byte, the
+-- ID of its algorithm; 1 byte, how it treats a denied request; and its parameters. A member can
+-- ignore a denied request (0), fill its state completely (COUNTED), or count in full the requests
+-- that the member itself denies (IN_FULL). The parameters of each algorithm:
 --
 --   gcra      duration of the cost, tau, parts per microsecond, whether the cost ever fits, whether
 --             the limit is a queue, how long the request may wait in the queue; if there are

@@ -54,7 +54,7 @@ end
 -- A GCRA limit is like a queue of work that is processed in order. Some of a charge's work may
 -- already be done. The remaining work is at least the duration of the charge minus the time since
 -- the charge. The remaining work is also at least the time from now to the end of the charge, where
--- earlier refunds have moved this end forward.
+-- earlier refunds have moved the end forward.
 refund[GCRA] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
   local most, most_rest = part.lasting, part.lasting_parts

@@ -1,6 +1,6 @@
 -- Renews leases that `check` has reserved: each lease restarts now. An expired lease is acquired
 -- again if a slot is free, and is lost otherwise. A key whose states have all expired counts as
--- deleted, even if Redis still stores it. The limits under which the key was stored then do not
+-- deleted, even if Redis still stores it. The limits under which such a key was stored do not
 -- matter. Unexpired states keep their leases if the algorithms are the same, even if the parameters
 -- differ.
 --

@@ -5,8 +5,8 @@
 if kernel == WINDOW then
   local limit, cost, most, grid, span
   limit, cost, most, grid, span, at = struct_unpack(WINDOW_NUMBERS, program, at)
-  -- Returns the end of the calendar window that contains `instant`; nil if the program has no such
-  -- window.
+  -- Returns the end of the calendar window that contains `instant`; nil if the program has no
+  -- calendar window at this instant.
   local end_after
   if grid ~= EPOCH and grid ~= FIRST_REQUEST then
     local first, second, third

@@ -1,4 +1,4 @@
-//! Decides requests that no single script call can decide. The keys of such a request are in
+//! Decides requests that no single script call can decide. The keys of a cross-slot request are in
 //! several cluster slots, or their slot is migrating.
 //!
 //! ```text
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! **Never over the limit.** An admitted request was charged in every slot, and no slot admits a
-//! request beyond its limits. Each slot returns a receipt for its charge. A refund with this
-//! receipt returns only units of this charge that still count, and no units that other clients have
-//! charged; the core crate's `receipt.rs` explains why. For one minute, the value also contains a
-//! refund ledger, which records the refunds of other clients.
+//! request beyond its limits. Each slot returns a receipt for its charge. A refund with the receipt
+//! returns only units of the charge that still count, and no units that other clients have charged;
+//! the core crate's `receipt.rs` explains why. For one minute, the value also contains a refund
+//! ledger, which records the refunds of other clients.
 //!
 //! **Denials caused by a charge that is refunded.** Until the refund arrives, one round trip later,
-//! such a charge can cause denials of other requests. If every denied request first charged some
+//! the charge can cause denials of other requests. If every denied request first charged some
 //! slots, a client that far exceeds its own limit would repeatedly occupy units of a limit that it
 //! shares with other clients. Therefore, the store first peeks if the same limits have denied one
 //! of the last sixteen requests. A peek evaluates the limits in all slots without charging them.
@@ -28,8 +28,8 @@
 //!
 //! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
 //! failover or a reset removed a charge before it was refunded, and that other clients have charged
-//! the same position since. The refund then reduces the charges of those clients, but only once,
-//! and at most by the original cost.
+//! the same position since. The refund then reduces the charges of the other clients, but only
+//! once, and at most by the original cost.
 
 use std::collections::BTreeMap;
 
@@ -342,8 +342,8 @@ fn receipts_in_order(groups: &[SlotGroup<'_>], replies: Vec<SlotReply>) -> Vec<V
 }
 
 /// Combines the decisions of the slots, with their outcomes in the order of the charges. If several
-/// keys are blocked, the block that ends last is reported. A single script call reports the same
-/// block.
+/// keys are blocked, the block that ends last is reported. A single script call would report the
+/// same block.
 fn combine(
     charges: &[Charge<'_>],
     slots: &[SlotDecision<'_>],

@@ -45,7 +45,7 @@ impl RedisStore {
         match decode::fast_path_reply(reply).ok_or_else(StoreError::unexpected_reply)? {
             FastPathReply::AheadBy(whole) => {
                 // The outcome depends only on how far the arrival time is ahead of `now`, so any
-                // instant can be used here.
+                // instant can serve as `now`.
                 let now = Timestamp::default();
                 let state = RemoteState::Gcra(ExactMicros { whole, part: 0 });
                 let states = remote_eval::terms(charge.limits).map(|terms| (terms, state.clone()));
@@ -110,7 +110,7 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
 }
 
 /// Appends the parameters of a member (an algorithm with its parameters) in the format that the
-/// fast-path scripts expect. Returns `None` if the fast path does not support this member.
+/// fast-path scripts expect. Returns `None` if the fast path does not support the member.
 fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) -> Option<()> {
     let cost = charge.cost.units();
     match numbers {

@@ -129,8 +129,8 @@ impl RedisStore {
         Ok(status)
     }
 
-    /// Renews `reservation`, so that it expires at `until`. The leases of its concurrency slots
-    /// have to be [renewed](Self::renew) separately.
+    /// Renews `reservation`, so that it expires at `until`. The caller must [renew](Self::renew)
+    /// the leases of the concurrency slots separately.
     ///
     /// # Errors
     ///

@@ -23,8 +23,8 @@ use tidegate_net::Problem;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Returns false if `Sec-Fetch-Site` shows that another site has caused the request. Modern
-/// browsers send this header. A request without this header is accepted, for example a request from
-/// a client that is not a browser.
+/// browsers send this header. A request without `Sec-Fetch-Site` is accepted, for example a request
+/// from a client that is not a browser.
 pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     let is_own_page = |value: &HeaderValue| {
         let value = value.as_bytes();

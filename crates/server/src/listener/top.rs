@@ -74,7 +74,7 @@ pub(super) async fn answer(
     compute(permit, move || limiter.top(&query, &others)).await
 }
 
-/// Returns the history of a key. The bounds on memory and time are the same as in [`answer`].
+/// Returns the history of a key. The bounds on memory and time are the same as for [`answer`].
 pub(super) async fn history(
     limiter: &Arc<ServerLimiter>,
     query: HistoryQuery,
@@ -100,8 +100,8 @@ pub(super) async fn with_timeout<T>(read: impl Future<Output = T>) -> Result<T, 
 }
 
 /// Runs `query` on a thread that serves no requests. If the client disconnects, the thread still
-/// needs memory for the counts until the query is complete. Therefore the thread holds `permit` for
-/// the same time.
+/// needs memory for the counts until the query is complete. Therefore, the thread also holds
+/// `permit` until the query is complete.
 async fn compute<T: Send + 'static>(
     permit: SemaphorePermit<'static>,
     query: impl FnOnce() -> Result<T, TopError> + Send + 'static,

@@ -142,7 +142,7 @@ impl Reloader {
     /// Creates a reloader for the file at `path`, which has just been loaded into `limiter`,
     /// `quotas` and, if there is one, `proxy`. `restart_only` contains the settings that need a
     /// restart to change. `candidate` contains the candidate rules file, which has also been
-    /// loaded, and the stamp that this file had before it was read.
+    /// loaded, and the stamp that the candidate file had before it was read.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -177,7 +177,7 @@ impl Reloader {
     ///
     /// # Errors
     ///
-    /// Returns a [`LoadError`]. The active rules then stay active.
+    /// Returns a [`LoadError`]. After an error, the active rules stay active.
     pub fn reload(&self, by: &str) -> Result<ReloadSummary, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
@@ -367,7 +367,7 @@ impl Reloader {
     ///
     /// # Errors
     ///
-    /// Returns a [`PromoteError`]. The active rules then stay active.
+    /// Returns a [`PromoteError`]. After an error, the active rules stay active.
     pub fn promote(&self) -> Result<Promotion, PromoteError> {
         let mut last = self.last();
         let candidate = last.candidate.as_ref().ok_or(PromoteError::NoCandidate)?;

@@ -69,8 +69,8 @@ impl RestartOnlySettings {
     /// # Errors
     ///
     /// Rejects a change to `clients` or `entries`. The new rules may use entries that the server
-    /// does not extract until it is restarted. Until then, rules keyed by such an entry would never
-    /// match.
+    /// does not extract until it is restarted. Until the restart, rules keyed by such an entry
+    /// would never match.
     pub(super) fn check(&self, config: &Config) -> Result<Vec<&'static str>, LoadError> {
         let (ours, theirs) = (&self.identity, &config.identity);
         if ours.trust != theirs.trust {

@@ -2,8 +2,8 @@
 //! is still too low.
 //!
 //! Each connection uses a descriptor. With a limit of 1,024 descriptors and 10,000 connections per
-//! listener, the idle clients of one listener could exhaust all descriptors. No descriptors would
-//! then be left for the other listeners, including the admin listener, or for upstream connections.
+//! listener, the idle clients of one listener could exhaust all descriptors. The other listeners,
+//! including the admin listener, and upstream connections would then have no descriptors left.
 //! Therefore, the server raises this limit at startup as far as the system allows. If the system
 //! allows too few descriptors, the server lowers the connection limits.
 
@@ -16,7 +16,7 @@ const RESERVED_DESCRIPTORS: u64 = 96;
 /// The limit that is assumed if the system has no limit.
 const UNLIMITED: u64 = 1 << 20;
 
-/// A connection limit is never lowered below this minimum.
+/// A connection limit is never lowered below `MIN_CONNECTIONS`.
 const MIN_CONNECTIONS: u64 = 16;
 
 /// Raises the file descriptor limit. If the limit is still too low, lowers the connection limits to

@@ -99,7 +99,7 @@ fn open_reservations(config: &Config, secrets: Option<&str>) -> Result<Reservati
 }
 
 /// Restores the overrides from the file next to the snapshot, or later from the old process of an
-/// upgrade. Changes are saved to the same file.
+/// upgrade. Changes of overrides are saved to the same file.
 fn restore_overrides(
     limiter: &mut ServerLimiter,
     snapshot: &Snapshot,
@@ -118,8 +118,8 @@ fn restore_overrides(
             tracing::info!(file = %path.display(), count, "overrides restored");
             Ok(())
         }
-        // The folder does not exist. Writing snapshots to this folder fails too, but the server
-        // starts anyway.
+        // The folder does not exist. Writing snapshots to the missing folder fails too, but the
+        // server starts anyway.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::warn!(
                 file = %path.display(),

@@ -54,7 +54,7 @@ impl OpenConnections {
     fn of(limiter: &ServerLimiter) -> Self {
         let mut connections = Self::default();
         limiter.metrics().visit_listeners(|name, listener| {
-            // A connection that closes meanwhile must not make `fixed` too small.
+            // A connection that closes at the same time must not make `fixed` too small.
             let open = listener.open();
             let movable = listener.movable();
             let later = movable + listener.handshaking();
@@ -331,7 +331,7 @@ impl ServerHandle {
         self.reload_if_changed();
     }
 
-    /// Starts the new process of an upgrade. Logs the reason if this is not possible.
+    /// Starts the new process of an upgrade. If the new process cannot be started, logs the reason.
     fn start_upgrade(&self) -> Option<Upgrade> {
         let Some(program) = self.program.clone() else {
             tracing::error!(

@@ -1,7 +1,7 @@
 //! The systemd protocols between a service manager and this process: notifications
 //! (`sd_notify(3)`), the watchdog (`sd_watchdog_enabled(3)`) and sockets (`sd_listen_fds(3)`). A
-//! service manager sets the environment variables of these protocols. Without these variables, the
-//! functions have no effect.
+//! service manager sets the environment variables of these protocols. Without these environment
+//! variables, the functions have no effect.
 
 use std::{io, net::TcpListener, time::Duration};
 
@@ -16,7 +16,7 @@ pub(super) fn ready() {
 /// Reports that a reload has begun. [`ready`] must follow, because the service manager waits for
 /// it.
 pub(super) fn reloading() {
-    // The service manager ignores readiness reports sent before this time.
+    // The service manager ignores readiness reports that were sent earlier.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!("cannot read the monotonic clock: {error}"),
@@ -46,7 +46,7 @@ pub(super) fn alive() {
 
 /// Returns the sockets that the service manager has passed, each with its name.
 pub(super) fn sockets() -> io::Result<Vec<(String, io::Result<TcpListener>)>> {
-    // The variables may belong to another process, for example the shell that started this one.
+    // The variables may belong to another process, for example the shell that started this process.
     if sd_notify::listen_fds()?.len() == 0 {
         return Ok(Vec::new());
     }

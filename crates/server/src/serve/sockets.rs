@@ -38,9 +38,9 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Takes the sockets of the service manager, and those that the old process has `passed` during
-    /// an upgrade. Binds the other listeners to their addresses in `config`. Sets the addresses in
-    /// `config.listen` to those of the passed sockets.
+    /// Takes the sockets from the service manager, and the sockets that the old process has
+    /// `passed` during an upgrade. Binds the other listeners to their addresses in `config`. Sets
+    /// the addresses in `config.listen` to those of the passed sockets.
     pub(super) fn open(
         config: &mut Config,
         passed: Vec<PassedListener>,

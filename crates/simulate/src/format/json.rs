@@ -148,7 +148,7 @@ fn find<'v>(object: &'v Map<String, Value>, path: &str) -> Option<&'v Value> {
 fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
-        // A float is formatted without an exponent here. serde_json would format 0.00009 as 9e-5.
+        // A float is formatted without an exponent. serde_json would format 0.00009 as 9e-5.
         Value::Number(number) if number.is_f64() => number.as_f64().map(|float| float.to_string()),
         Value::Number(number) => Some(number.to_string()),
         Value::Bool(value) => Some(value.to_string()),

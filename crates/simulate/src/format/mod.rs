@@ -472,8 +472,8 @@ fn haproxy() -> Result<Template, String> {
     Ok(template.after_prefix("haproxy[", "]: "))
 }
 
-/// Parses the first [`SAMPLE_LINES`] lines of `text` in every format. The same lines are also used
-/// to detect formats.
+/// Parses the first [`SAMPLE_LINES`] lines of `text` in every format. The detection of formats
+/// reads the same lines.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn parse_all(text: &str) {
     let mut sample: Vec<String> = text.lines().map(str::to_owned).collect();

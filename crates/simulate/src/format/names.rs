@@ -170,7 +170,7 @@ const STARTS: &[&str] = &[
     "startlocal",
 ];
 
-/// The names of fields with a time. If the log has a duration, this is the completion time;
+/// The names of fields with a time. If the log has a duration, the time is the completion time;
 /// otherwise, it is the arrival time.
 const TIMES: &[&str] = &["time", "timestamp", "@timestamp", "datetime", "date", "ts"];
 

@@ -39,7 +39,7 @@ pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
     })?;
     let mut record = Record::default();
     let time = match parsed.time.as_f64() {
-        // A float is formatted without an exponent here.
+        // A float is formatted without an exponent.
         Some(seconds) if parsed.time.is_f64() => seconds.to_string(),
         _ => parsed.time.to_string(),
     };

@@ -17,7 +17,7 @@ pub(crate) struct Point {
     pub(crate) label: String,
 }
 
-/// One curve. All curves use the same vertical axis.
+/// One curve. All curves of a chart use the same vertical axis.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) name: &'static str,

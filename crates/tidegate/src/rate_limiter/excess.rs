@@ -23,8 +23,8 @@ pub fn excess_costs(charges: &[Charge<'_>], final_charges: &[u64]) -> Vec<(usize
         .collect()
 }
 
-/// Charges the part of a request's cost that exceeds the reserved amount. The cost of `charge` is
-/// this excess. If the limits do not admit the whole excess, charges as much of it as they admit.
+/// Charges the part of a request's cost that exceeds the reserved amount. `charge` has the excess
+/// as its cost. If the limits do not admit the whole excess, charges as much of it as they admit.
 /// Returns the number of charged units.
 pub fn charge_excess<S: Store>(
     store: &S,
@@ -68,8 +68,8 @@ fn charged(decided: &StoreDecision, charge: Charge<'_>) -> u64 {
     }
 }
 
-/// Returns the number of units that the denying limits would still admit. Returns `None` if this
-/// number is zero or if no limit denied the charge.
+/// Returns the number of units that the denying limits would still admit. Returns `None` if no unit
+/// would be admitted or if no limit denied the charge.
 fn admissible(decided: &StoreDecision, outcomes: &[Outcome]) -> Option<Cost> {
     if decided.decision != Decision::Limited {
         return None;

@@ -36,8 +36,8 @@ pub struct DecidedRequest<'a> {
 
 impl<'a> DecidedRequest<'a> {
     /// Returns the key values of the rule named `rule`, in the order of the rule's key entries.
-    /// Returns an empty list if there is no such rule. If the request lacks an entry of the key,
-    /// the rule does not apply, and the value of this entry is empty.
+    /// Returns an empty list if no rule has the name `rule`. If the request lacks an entry of the
+    /// key, the rule does not apply, and the value of that entry is empty.
     #[must_use]
     pub fn key_of(&self, rule: &str) -> Vec<&'a str> {
         let rule = self.rules.rule(rule);
@@ -61,7 +61,8 @@ pub trait RateLimiter: Send + Sync {
     fn now(&self) -> Timestamp;
 
     /// Returns the active rules. Each decision uses one rule set from beginning to end. A request
-    /// that waits for a concurrency slot is decided again under the rules that are then active.
+    /// that waits for a concurrency slot is decided again, under the rules that are active after
+    /// the wait.
     fn rules(&self) -> Arc<RuleSet>;
 
     /// Returns the store of the limits.
@@ -127,7 +128,7 @@ pub trait RateLimiter: Send + Sync {
     /// request has to wait for a slot.
     ///
     /// The request is decided under `rules`, which must come from [`Self::rules`]. After a wait,
-    /// the request is decided under the rules that are then active.
+    /// the request is decided under the rules that are active after the wait.
     ///
     /// If the future is dropped while the request waits, the next request moves to the front of the
     /// queue.
@@ -208,8 +209,8 @@ pub trait RateLimiter: Send + Sync {
 }
 
 /// Raises the limits of those elastic `charges` whose parent rules have enough unused capacity. If
-/// the store has to wait for the state of the parent rules, no limit is raised yet. The caller must
-/// then [finish](PendingStretch::finish) the returned value.
+/// the store has to wait for the state of the parent rules, no limit is raised yet. In this case,
+/// the caller must [finish](PendingStretch::finish) the returned value.
 #[inline]
 pub fn stretch<'a, S: Store>(
     store: &S,

@@ -57,8 +57,8 @@ impl SlotShare {
 }
 
 /// The concurrency limiter of a service. A [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer)
-/// contains such a limiter. Use the limiter directly if your code knows more about the service than
-/// the layer does.
+/// contains a limiter of this type. Use the limiter directly if your code knows more about the
+/// service than the layer does.
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     adaptive: Mutex<AdaptiveLimit>,
@@ -156,7 +156,7 @@ impl ConcurrencyLimiter {
     }
 
     /// Returns the number of slots available to requests with this share. A request is admitted if
-    /// fewer slots than this are in use.
+    /// the number of slots in use is below the returned number.
     fn most(&self, SlotShare(percent): SlotShare) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
         // Round the number down, so that the last slot is reserved for requests with a share of 100
@@ -166,8 +166,8 @@ impl ConcurrencyLimiter {
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    /// Records the end of a request. `in_flight` is the number of requests in flight, including
-    /// this one.
+    /// Records the end of a request. `in_flight` is the number of requests in flight, including the
+    /// request that ends.
     fn learn(&self, in_flight: u32, completion: Completion) {
         if completion != Completion::Ignored {
             let mut adaptive = self.adaptive();

@@ -1,5 +1,5 @@
-//! Denials in the error formats of language model APIs. The SDKs for these APIs show an error
-//! message only if the error has the format of their API.
+//! Denials in the error formats of language model APIs. The SDKs for language model APIs show an
+//! error message only if the error has the format of their API.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
@@ -17,7 +17,7 @@ const SDK_LANGUAGE: HeaderName = HeaderName::from_static("x-stainless-lang");
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// The longest `Retry-After` that the OpenAI and Anthropic SDKs obey. If `Retry-After` is longer,
-/// these SDKs retry after a few seconds, and their requests are denied again.
+/// the SDKs retry after a few seconds, and their requests are denied again.
 const LONGEST_SDK_WAIT: Span = Span::from_secs(60);
 
 /// The path suffixes of the OpenAI API.
@@ -43,8 +43,8 @@ pub enum ErrorFormat {
     /// Problem details (RFC 9457).
     #[default]
     Problem,
-    /// The format of the request's API, detected from its headers and path. If the request uses
-    /// none of these APIs, the denial contains problem details.
+    /// The format of the request's API, detected from its headers and path. If the request uses no
+    /// known API, the denial contains problem details.
     Auto,
     /// The format of the OpenAI API, which many other services use too.
     OpenAi,

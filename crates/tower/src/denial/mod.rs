@@ -117,8 +117,9 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if a retry can never succeed. The response then says so explicitly. If it did
-    /// not, a client would assume that the retry time was only omitted.
+    /// Returns true if a retry can never succeed. For such a denial, the response says explicitly
+    /// that a retry cannot succeed. Without this information, a client would assume that the retry
+    /// time was only omitted.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self.cause, Cause::Spent | Cause::Blocked) && self.retry_after.is_none()
     }

@@ -53,7 +53,8 @@ pub struct RateLimitStatus {
     /// The time until the whole quota of `rule` is available again.
     pub reset_after: Option<Span>,
     /// Whether the request exceeds an enforced limit, but is within the limit's soft allowance. The
-    /// service should give such a request a cheaper response or a lower priority.
+    /// service should give a request over the soft allowance a cheaper response or a lower
+    /// priority.
     pub over_limit: bool,
     /// The delay before the request was forwarded.
     pub delay: Span,

@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// The costs read from the body of a request, as a request extension. If a rule's cost depends on
-/// the body but is not in this list, the rule's default cost is charged.
+/// the body, and the list does not contain the rule, the rule's default cost is charged.
 #[derive(Clone, Debug, Default)]
 pub struct BodyCosts(SmallVec<[(u64, Cost); 1]>);
 

@@ -3,8 +3,8 @@
 //! Leases expire, so that a crashed process does not keep its slots. The lease of a long request is
 //! renewed after a third of the lease duration, which leaves time for two more attempts. One task
 //! with one timer renews the leases of all requests of a layer. Completed requests cause no work
-//! for this task, so only requests that run longer than a third of their lease cost processing
-//! time.
+//! for the renewal task, so only requests that run longer than a third of their lease cost
+//! processing time.
 //!
 //! The task runs on the tokio runtime of the first request with a lease, and ends when no requests
 //! with leases are left. If the runtime shuts down earlier, the next request with a lease starts a
@@ -107,8 +107,8 @@ impl LeaseKeepalive {
         Some(KeepaliveTicket { keepalive, number })
     }
 
-    /// Returns the time of the next renewal. Returns `None` if no request has leases. The task then
-    /// ends.
+    /// Returns the time of the next renewal. Returns `None` if no request has leases. If no request
+    /// has leases, the task ends.
     fn next(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let next = schedule.due.first().map(|(due, _)| *due);

@@ -13,7 +13,7 @@ use super::action::Action;
 
 /// A pending decision, with the action that follows from it.
 ///
-/// A remote store may charge a request after the request was cancelled. If such a charge can be
+/// A remote store may charge a request after the request was cancelled. If the late charge can be
 /// refunded, the decision is completed in the background, on the request's runtime, and the charge
 /// is then refunded. If a cancelled request is waiting for a concurrency slot, it leaves its queue
 /// immediately.

@@ -74,8 +74,8 @@ impl RequestReservation {
         })))
     }
 
-    /// Returns true if the final charges depend on the token usage in the response body. The
-    /// response must then not be compressed.
+    /// Returns true if the final charges depend on the token usage in the response body. If so, the
+    /// response must not be compressed.
     pub(super) fn reads_usage(&self) -> bool {
         let reads = |rule: &Rule| rule.response_cost().formula().is_some();
         let reserved = self.0.as_ref();

@@ -186,8 +186,8 @@ fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
     entries.iter().map(owned).collect()
 }
 
-/// Logs an error once if rules are keyed by `ip` and the peer address of a request is unknown. Such
-/// rules never match the request.
+/// Logs an error once if rules are keyed by `ip` and the peer address of a request is unknown.
+/// Without a peer address, these rules never match the request.
 fn warn_of_gaps(request: &RequestEntries<'_>, rules: &RuleSet) {
     static NO_PEER: Once = Once::new();
     let counts_by_ip = || {

@@ -16,7 +16,8 @@ pub(super) struct EventStreamScanner {
 /// The part of the current line that was already read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineState {
-    /// The part read so far is the beginning of `data:`. The value is the length of this part.
+    /// The part read so far is the beginning of `data:`. The value is the length of the part read
+    /// so far.
     Name(usize),
     /// The line contains data.
     Data,

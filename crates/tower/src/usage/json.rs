@@ -134,8 +134,8 @@ enum Token {
     Escape { bytes: u64 },
     /// A string after `\u`, with the number of hexadecimal digits read so far and their value.
     Unicode { bytes: u64, digits: u8, code: u32 },
-    /// A number or literal outside of strings. The value is the number if only digits were read so
-    /// far; otherwise, it is `None`.
+    /// A number or literal outside of strings. The value is the number read so far if the token has
+    /// only digits; otherwise, it is `None`.
     Scalar(Option<u64>),
 }
 
@@ -338,7 +338,7 @@ fn is_of_scalar(byte: u8) -> bool {
 }
 
 /// Returns `value` with another decimal digit. A number that is too large saturates. Returns `None`
-/// for any other character, because the scalar is then not an integer.
+/// if a character is not a digit, because the scalar is then not an integer.
 fn add_digit(value: u64, byte: u8) -> Option<u64> {
     let digit = char::from(byte).to_digit(10)?;
     Some(value.saturating_mul(10).saturating_add(u64::from(digit)))

@@ -106,7 +106,7 @@ impl UsageScanner {
     }
 
     /// Returns true if a number of tokens in the response was above [`bounds::MAX_TOKENS`]. The
-    /// scanner replaced such a number with this maximum.
+    /// scanner replaced a larger number with this maximum.
     #[must_use]
     pub fn was_clamped(&self) -> bool {
         self.counts.was_clamped
@@ -120,7 +120,8 @@ enum Member {
     CompletionTokens,
     InputTokens,
     OutputTokens,
-    /// `cached_tokens` in the details of OpenAI's input. The input tokens include these tokens.
+    /// `cached_tokens` in the details of OpenAI's input. The number of input tokens includes the
+    /// cached tokens.
     CachedTokens,
     /// Anthropic's cache reads, which are not included in its `input_tokens`.
     CacheReadInputTokens,

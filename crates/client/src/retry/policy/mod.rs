@@ -17,8 +17,8 @@ use crate::{
 /// asks for. Clients that got the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The wait before a retry if the server asks for no wait. If the server asks for a wait, this
-    /// wait is added to the server's wait.
+    /// The wait before a retry if the server asks for no wait. If the server asks for a wait, the
+    /// backoff is added to the server's wait.
     pub backoff: Backoff,
     /// The maximum number of times that a request is sent. The default is 4. With 1, requests are
     /// not retried.
@@ -35,8 +35,8 @@ pub struct RetryPolicy {
     /// The kinds of retries that are charged to the budget.
     pub budget_scope: BudgetScope,
     /// The number of bytes of a request body that the tower layer stores for retries. The default
-    /// is 64 KiB. A request with a larger body is sent once and never retried. This maximum does
-    /// not apply to reqwest, which can retry every body in memory, but never a stream.
+    /// is 64 KiB. A request with a larger body is sent once and never retried. The maximum does not
+    /// apply to reqwest, which can retry every body in memory, but never a stream.
     pub max_replay_bytes: usize,
 }
 
@@ -157,8 +157,8 @@ impl RetryPolicy {
         }
     }
 
-    /// Returns the wait that the server asks for. Returns a reason instead if the request must not
-    /// be retried.
+    /// Returns the wait that the server asks for. If the request must not be retried, returns a
+    /// reason instead of a wait.
     fn server_wait(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> Result<Span, GiveUpReason> {
         let server_wait = match attempt.advice.wait {
             Some(Wait::Never) => return Err(GiveUpReason::Permanent),
@@ -186,8 +186,8 @@ impl RetryPolicy {
             | (.., OutcomeKind::NeverSent) => true,
             (Idempotency::Grpc, _, OutcomeKind::Refused) => true,
             // A refusal with a time to retry comes from a limit, which the server checks before it
-            // processes the request. Without such a time, the server may have processed a part of
-            // the request.
+            // processes the request. If a refusal has no time to retry, the server may have
+            // processed a part of the request.
             (Idempotency::NotIdempotent, NonIdempotentPolicy::Refused, OutcomeKind::Refused) => {
                 has_time
             }

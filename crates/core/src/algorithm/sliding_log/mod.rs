@@ -216,8 +216,8 @@ impl Counter for Log {
     }
 
     /// Keeps only the newest units, up to the largest limit, and drops all other units. The dropped
-    /// units affect no decision and must not be refunded. Only states of limits that count denied
-    /// requests have such units.
+    /// units affect no decision and must not be refunded. Only the states of limits that count
+    /// denied requests contain units that affect no decision.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let mut beyond = state.units().saturating_sub(self.largest);

@@ -158,7 +158,8 @@ impl LogState {
     }
 
     /// Renews a lease: moves `units` charged at `since` to `now`. Units missing from the log are
-    /// charged again. If the total would then exceed `limit`, returns false and moves nothing.
+    /// charged again. If the total including these units would exceed `limit`, returns false and
+    /// moves nothing.
     pub(crate) fn renew(
         &mut self,
         now: Timestamp,

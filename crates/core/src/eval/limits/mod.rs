@@ -266,8 +266,8 @@ impl Limits {
     }
 
     /// Returns the only limit of the rule if it is a plain GCRA limit (no soft allowance, no
-    /// counting of denied requests) and the rule is not in shadow mode. Such a rule is the most
-    /// common case, and has a fast path.
+    /// counting of denied requests) and the rule is not in shadow mode. Most rules have only a
+    /// plain GCRA limit, so the store has a fast path for this case.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)

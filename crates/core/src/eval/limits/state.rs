@@ -180,8 +180,8 @@ impl Limits {
 
     /// Returns whether a read-only decision should charge `key_state` itself and then undo the
     /// charge, instead of copying the state. Undoing a charge saves time if the state contains a
-    /// sliding window log. Returns false if denied requests are counted, because such a charge
-    /// cannot be undone.
+    /// sliding window log. Returns false if denied requests are counted, because the charge of a
+    /// denied request cannot be undone.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
         let mut groups = self.groups.iter();
@@ -251,11 +251,11 @@ impl Limits {
 
     /// Refunds the unused part of a charge to `key_state` and releases its concurrency slots.
     ///
-    /// With GCRA, a refund makes later charges drain earlier. The function returns this time in
-    /// microseconds for each limit group. The time is 0 if the algorithm is not GCRA or if there
-    /// are no later charges. For the group with a given index, `shift` returns by how many
-    /// microseconds earlier refunds have already made this charge drain earlier; see
-    /// `memory::refund_ledger`.
+    /// With GCRA, a refund makes later charges drain earlier. For each limit group, the function
+    /// returns by how many microseconds later charges drain earlier. The result is 0 if the
+    /// algorithm is not GCRA or if there are no later charges. For the group with a given index,
+    /// `shift` returns by how many microseconds earlier refunds have already made this charge drain
+    /// earlier; see `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -297,7 +297,7 @@ impl Limits {
 
     /// Renews the leases of `charged` in `key_state`. Returns true if all concurrency slots are
     /// held. Returns false and renews nothing if the state was written by other algorithms. The
-    /// same algorithms with other parameters are supported.
+    /// parameters of the algorithms may differ.
     pub(crate) fn renew(
         &self,
         key_state: &mut KeyState,

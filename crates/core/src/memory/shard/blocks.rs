@@ -50,7 +50,7 @@ pub(in crate::memory) struct Blocks {
 struct BlockRecord {
     until: Option<Timestamp>,
     /// The duration of the block when it was created. After a clock jump, the block is shortened to
-    /// this duration.
+    /// its original duration.
     span: Option<Span>,
     reason: Box<str>,
     rule: Option<BlockedRule>,

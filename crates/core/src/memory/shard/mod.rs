@@ -39,8 +39,8 @@ const REAP_TOGETHER: usize = 6;
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant at which a decision was made. If a decision's time is before this instant
-    /// by up to [`CLOCK_JUMP`], this instant is used instead.
+    /// The latest instant at which a decision was made. If a decision's time is up to
+    /// [`CLOCK_JUMP`] earlier, the decision uses this instant instead.
     latest: Timestamp,
     decisions: u32,
     /// Whether another process has taken over the states of this shard. A sealed shard decides

@@ -91,14 +91,14 @@ impl StoredBlock {
 pub(super) struct BlockLookup<'b>(RwLockReadGuard<'b, Tables>);
 
 impl BlockLookup<'_> {
-    /// Returns the end of the block on `request` that does not depend on a rule. If there are
-    /// several, returns the latest end.
+    /// Returns the end of the block on `request` that does not depend on a rule. If several blocks
+    /// apply, returns the latest end.
     pub(super) fn end(&self, request: &Request<'_>, now: Timestamp) -> Option<BlockEnd> {
         self.0.all.end(request, now)
     }
 
     /// Returns the end of the block on `request` that depends on `rule`, a rule that applies to the
-    /// request. If there are several, returns the latest end.
+    /// request. If several blocks apply, returns the latest end.
     pub(super) fn end_of_rule(
         &self,
         rule: &str,

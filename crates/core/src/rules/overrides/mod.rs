@@ -8,7 +8,8 @@
 //! 3. the limits of its [plan](super::Plans);
 //! 4. the rule's own limits.
 //!
-//! All of these limits share the key's state, so spent units are kept when the limits change.
+//! The limits of overrides, plans and rules share the key's state, so spent units are kept when the
+//! limits change.
 
 mod key_filter;
 mod patterns;

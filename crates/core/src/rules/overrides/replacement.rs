@@ -24,7 +24,7 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// Returns the limits of this replacement for `rule`. Unless the replacement is a plan, these
+    /// Returns the limits of this replacement for `rule`. Unless the replacement is a plan, its
     /// limits do not share their history with the rule yet.
     pub(super) fn compile(&self, rule: &Rule) -> Result<Arc<Limits>, RuleError> {
         let limits: Vec<Limit> = match self {

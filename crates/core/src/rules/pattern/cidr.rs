@@ -72,7 +72,7 @@ fn parse(text: &str) -> Result<IpNet, RuleError> {
 }
 
 /// Converts a network of IPv4-mapped addresses to IPv4: `::ffff:192.0.2.0/120` becomes
-/// `192.0.2.0/24`. IPv4-mapped addresses in values are converted in the same way.
+/// `192.0.2.0/24`. IPv4-mapped addresses in values are converted to IPv4 too.
 #[must_use]
 pub fn canonical_net(net: IpNet) -> IpNet {
     const MAPPED: u8 = 96;

@@ -156,8 +156,9 @@ impl Run {
     }
 }
 
-/// Matches wildcards that can all skip any characters. For such wildcards, it is enough to try the
-/// first occurrence of each literal. The value must end with the last literal.
+/// Matches wildcards that can all skip any characters. For wildcards that can skip any characters,
+/// it is enough to try the first occurrence of each literal. The value must end with the last
+/// literal.
 fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     let Some(((_, last), literals)) = runs.split_last() else {
         return rest.is_empty();

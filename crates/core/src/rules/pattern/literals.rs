@@ -54,8 +54,8 @@ fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
 }
 
 /// Returns all matching values, if there are only a few. If the expression has an assertion such as
-/// `\b`, some of the returned values may not match. Such values are harmless, because the
-/// expression itself is evaluated as well.
+/// `\b`, some of the returned values may not match. A returned value that does not match is
+/// harmless, because the expression itself is evaluated as well.
 fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
     let literals = prefixes.literals().filter(|literals| {
         !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())

@@ -1,7 +1,7 @@
 //! Routes: paths compared as in many web frameworks.
 //!
 //! Other patterns compare paths byte by byte, but many frameworks treat `/login/`, `/LOGIN`,
-//! `/login;x=1` and `/login%20` like `/login`. The [`Route`] `/login` matches all of these paths.
+//! `/login;x=1` and `/login%20` like `/login`. The [`Route`] `/login` matches all four paths.
 
 use std::borrow::Cow;
 

@@ -182,7 +182,7 @@ impl Bucket {
         changes
     }
 
-    /// Applies a limit that may have changed. Returns the assignments that change immediately. The
+    /// Applies a limit that may have changed. Returns the assignments that change immediately. All
     /// other assignments change when their streams report.
     pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
@@ -264,8 +264,8 @@ impl Bucket {
             return self.seats.len() - 1;
         };
         let seat = &mut self.seats[at];
-        // Envoy truncates the reported duration to whole seconds, so measure the time between two
-        // reports here instead.
+        // Envoy truncates the reported duration to whole seconds, so this server measures the time
+        // between two reports itself.
         let lately = usage.demand(now.since(seat.reported_at));
         seat.demand = seat.demand / 2 + lately / 2;
         seat.reported_at = now;

@@ -101,7 +101,7 @@ impl Quotas {
     }
 
     /// Records a report from `stream` at `now`. Sends the response to the receiver of `stream`. If
-    /// other streams' assignments change, sends these assignments to the receivers of these
+    /// the assignments of other streams change, sends these assignments to the receivers of those
     /// streams.
     pub fn report(
         &self,
@@ -123,7 +123,7 @@ impl Quotas {
     }
 
     /// Returns the earliest end of a window among the buckets of `stream`. The caller must call
-    /// [`Self::roll`] at this time.
+    /// [`Self::roll`] at the end of that window.
     #[must_use]
     pub fn next_window(&self, stream: StreamId) -> Option<Timestamp> {
         self.state().streams.get(&stream)?.window_end

@@ -36,7 +36,7 @@ impl HeadLimits {
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 
-/// The maximum length of a cached line in bytes. This maximum limits the memory that an idle
+/// The maximum length of a cached line in bytes. The maximum bounds the memory that an idle
 /// connection uses.
 const MAX_CACHED_LINE_BYTES: usize = 256;
 
@@ -216,8 +216,9 @@ fn read<'b>(
     Ok(Some((length, response)))
 }
 
-/// Returns whether the line is `Connection: keep-alive`. Most upstreams send this line, although it
-/// is redundant in HTTP/1.1. The parser skips this line, so the line need not be removed later.
+/// Returns whether the line is `Connection: keep-alive`. Most upstreams send `Connection:
+/// keep-alive`, although it is redundant in HTTP/1.1. The parser skips the line, so it need not be
+/// removed later.
 fn is_keep_alive(header: &Header<'_>) -> bool {
     header.name.eq_ignore_ascii_case("connection") && header.value == b"keep-alive"
 }

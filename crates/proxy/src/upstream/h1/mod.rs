@@ -1,8 +1,8 @@
 //! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
-//! through channels. Both sockets of a proxied request belong to one thread, so these channels and
-//! tasks would only take a fifth of the proxy's CPU time (ADR 0006). With this module, the task of
+//! through channels. In the proxy, both sockets of a request belong to one thread, and these
+//! channels and tasks would take a fifth of the CPU time (ADR 0006). With this module, the task of
 //! the client connection reads and writes the upstream socket directly.
 //!
 //! ```text
@@ -159,7 +159,8 @@ impl Http1Connection {
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
         // If the task has used up its cooperative budget, tokio returns `Pending` and does not
-        // check the socket. The socket's state is then unknown, so treat the connection as closed.
+        // check the socket. If the check was not possible, the socket's state is unknown, so treat
+        // the connection as closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
 
@@ -186,7 +187,7 @@ impl Http1Connection {
     }
 
     /// Returns whether the connection was reused and has received nothing since the start of the
-    /// last request. If such a connection turns out to be closed, the upstream probably closed it
+    /// last request. If a reused connection turns out to be closed, the upstream probably closed it
     /// before the request arrived.
     pub(crate) const fn is_stale(&self) -> bool {
         self.has_responded && self.is_silent
@@ -344,8 +345,9 @@ impl Http1Connection {
     /// Sends as much of the request as possible. Returns an error if the client aborts the body, or
     /// if the upstream has not accepted a single byte.
     ///
-    /// An upstream that stops reading after that may still have sent a response. The function then
-    /// returns no error, and the request fails only if no response can be read.
+    /// An upstream that stops reading after that may still have sent a response. If the upstream
+    /// stops reading, the function returns no error, and the request fails only if no response can
+    /// be read.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());
@@ -380,8 +382,8 @@ impl Http1Connection {
     }
 }
 
-/// Reads from an upgraded connection. The first bytes are those that arrived after the response
-/// head.
+/// Reads from an upgraded connection. The first bytes that the reader returns are those that
+/// arrived after the response head.
 impl AsyncRead for Http1Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,

@@ -256,8 +256,8 @@ impl Cluster {
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         if self.state.map.load().is_none() && !*self.state.was_refreshed.borrow() {
-            // At startup, wait for the first map. The code below checks whether the map has
-            // arrived.
+            // At startup, wait for the first map. After the wait, the code below checks whether the
+            // map has arrived.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
         }
         let map = self.state.map.load();

@@ -4,7 +4,7 @@
 //! over its slots. Therefore, if several nodes claim a slot, the node with the highest
 //! configuration epoch is its owner. The cluster nodes resolve conflicts in the same way. A view
 //! from a node that reports `cluster_state:fail` is used only if every node that replied reports
-//! this state.
+//! `cluster_state:fail`.
 
 use super::{
     super::{hash_slot::SLOTS, settings::Address},
@@ -62,8 +62,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             }
         }
     }
-    // Sometimes no node claims a slot for itself, for example briefly during a migration. The owner
-    // of such a slot is the node that the other nodes report as its owner. If their reports differ,
+    // Sometimes no node claims a slot for itself, for example briefly during a migration. The slot
+    // then belongs to the node that the other nodes report as its owner. If their reports differ,
     // the report with the highest epoch wins.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {

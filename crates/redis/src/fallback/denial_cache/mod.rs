@@ -41,7 +41,7 @@ const MAX_LIMITS: usize = 16;
 #[derive(Debug)]
 pub(super) struct DenialCache {
     hasher: RandomState,
-    /// Every decision reads this cache first, so a read must not take a lock.
+    /// Every decision reads the cache first, so a read must not take a lock.
     slots: Box<[ArcSwapOption<CachedDenial>]>,
     /// How often the whole cache has been invalidated.
     full_invalidations: AtomicU64,
@@ -55,10 +55,10 @@ struct CachedDenial {
     hash: u64,
     charges: Box<[ChargeKey]>,
     epoch: Epoch,
-    /// The time at which the request was sent. Redis made the decision at this time or later.
+    /// The time at which the request was sent. Redis made the decision no earlier than `sent_at`.
     sent_at: Timestamp,
-    /// The time at which the reply arrived. Redis made the decision at this time or earlier. Waits
-    /// are measured from the arrival of the reply, so that they are never too short.
+    /// The time at which the reply arrived. Redis made the decision no later than `received_at`.
+    /// Waits are measured from the arrival of the reply, so that they are never too short.
     received_at: Timestamp,
     expires_at: Timestamp,
     outcomes: Box<[Outcome]>,
@@ -225,7 +225,7 @@ impl DenialCache {
     }
 }
 
-/// A guard that, when dropped, invalidates all denials of the keys that belong to these counters.
+/// A guard that, when dropped, invalidates all denials of the keys that belong to its counters.
 #[derive(Debug)]
 pub(super) struct InvalidationGuard<'d> {
     cache: &'d DenialCache,

@@ -7,7 +7,7 @@ if full_at_N > now then
     end
   end
   -- The number of refills before the last refill. The last refill counts for at most `refill_N`.
-  -- The operator `%` is exact here, because no number is near 2^53.
+  -- The operator `%` is exact for these numbers, because none of them is near 2^53.
   local whole = full_at_N - now - 1
   local refills = (whole - whole % every_N) / every_N
   missing_N = refills * refill_N + (last_N < refill_N and last_N or refill_N)

@@ -24,8 +24,8 @@ use crate::{
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
-    /// Whether a renewal since the last reply has an unknown outcome. In that case, the current
-    /// leases may have a start instant that this receipt does not contain.
+    /// Whether a renewal since the last reply has an unknown outcome. After such a renewal, the
+    /// current leases may have a start instant that this receipt does not contain.
     pub(crate) has_unknown_renewal: bool,
 }
 
@@ -105,9 +105,9 @@ impl RedisStore {
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
-    /// - After a reset of the key there is nothing to refund. - If another client charges the same
-    ///   key later, but at the same instant or in the same window, the store cannot distinguish the
-    ///   two charges, and refunds the later charge instead.
+    /// - After a reset of the key, the charge can no longer be refunded. However, if another client
+    ///   charges the same key at the same instant or in the same window, the store cannot distinguish
+    ///   the two charges, and refunds the charge of the other client.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///

@@ -21,7 +21,7 @@ use super::{audit::Auditor, end::end_document, path::KeyTarget, query::Query, st
 const NO_BLOCK: &str = "this key is not blocked";
 
 /// The minimum default duration of a block. The default duration is the longest window of the
-/// rule's limits, but this window can be shorter than a second.
+/// rule's limits, but the longest window can be shorter than a second.
 const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
 
 /// The parsed body of a request to block a key.
@@ -307,8 +307,8 @@ pub(super) fn document(
     view.document(block)
 }
 
-/// Serialises a block without its rule and its key, for a document that already contains both. In
-/// such a document, the key's values may be hashed.
+/// Serialises a block without its rule and its key, for a document that already contains both. The
+/// document may contain hashed key values.
 pub(super) fn document_without_key(
     limiter: &ServerLimiter,
     rules: &RuleSet,

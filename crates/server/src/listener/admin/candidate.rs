@@ -46,7 +46,8 @@ pub(super) async fn promote(
         return Err(Problem::new(StatusCode::NOT_FOUND, detail));
     };
     let rules_file = reloader.path().display().to_string();
-    // Reading a large file takes a while and must not block the other connections of this worker.
+    // Reading a large file takes some time, and must not block the other connections of this
+    // worker.
     let promoted = on_other_thread(move || reloader.promote()).await?;
     let promoted = promoted.map_err(|error| match error {
         PromoteError::NoCandidate => Problem::new(StatusCode::NOT_FOUND, error.to_string()),

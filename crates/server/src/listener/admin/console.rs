@@ -1,7 +1,7 @@
 //! The console: a page for operators, compiled into the binary.
 //!
-//! The files contain no secret and are the same for everyone, so they need no token. The page asks
-//! the operator for the token, and sends the token with its API requests. The page's
+//! The files contain no secret and are the same for every client, so they need no token. The page
+//! asks the operator for the token, and sends the token with its API requests. The page's
 //! Content-Security-Policy forbids loading from other hosts, inline scripts and framing.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -149,7 +149,7 @@ async fn own_denials(
 ) -> Result<DenialList, Problem> {
     let limiter = Arc::clone(limiter);
     // Searching a full list takes milliseconds. On this thread, the search would delay the
-    // decisions of this worker.
+    // decisions of the worker.
     let listed = on_other_thread(move || {
         let key = wanted.key();
         let filter = wanted.filter(&key);

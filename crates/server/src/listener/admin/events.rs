@@ -2,9 +2,9 @@
 //! JSON.
 //!
 //! The format is defined by the [HTML standard]. A client that reconnects with `Last-Event-ID`
-//! receives the events after that event, if these events are still in memory. After a server
-//! restart, it receives all events of the new process. While there are no events, the server sends
-//! comments, so that lost connections are detected.
+//! receives the later events, if these events are still in memory. After a server restart, it
+//! receives all events of the new process. While there are no events, the server sends comments, so
+//! that lost connections are detected.
 //!
 //! [HTML standard]: https://html.spec.whatwg.org/multipage/server-sent-events.html
 

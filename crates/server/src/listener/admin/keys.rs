@@ -135,8 +135,8 @@ struct ShownBlock {
 type SerializeBlock = fn(&ServerLimiter, &RuleSet, &Block, Timestamp) -> Value;
 
 impl ShownKey<'_> {
-    /// Returns the block by entries that denies all requests of the key. Such a block precedes a
-    /// block on the key.
+    /// Returns the block by entries that denies all requests of the key. A block by entries takes
+    /// precedence over a block on the key.
     fn entry_block(&self, mask: &KeyMask) -> Option<ShownBlock> {
         let values = self.values.iter().copied();
         let entries: Vec<(&str, &str)> = self.rule.key().zip(values).collect();

@@ -113,8 +113,8 @@ pub struct AdminContext {
     /// The accepted tokens. Each request must include one of these tokens. If the list is empty,
     /// any request from this machine is accepted.
     pub credentials: Vec<AdminCredential>,
-    /// The host names that browsers may use in addition to `localhost`, in lower case. If no token
-    /// is configured, this setting has no effect.
+    /// The host names that browsers may use in addition to `localhost`, in lower case. Without a
+    /// configured token, this setting has no effect.
     pub hosts: Vec<String>,
     /// The TLS configuration with the listener's certificate; `None` for plaintext connections.
     pub tls: Option<Arc<Tls>>,
@@ -335,8 +335,8 @@ impl Admin {
                 let is_list = key.is_empty();
                 let known: &[&str] = if is_list { &["after", "n"] } else { &[] };
                 let query = Query::parse(query, known, None)?;
-                // A rule without key entries has a single key. The path of that key contains no
-                // values, so the same path stands for the key and for the list of keys.
+                // A rule without key entries has a single key. The path of this single key contains
+                // no values, so the same path stands for the key and for the list of keys.
                 if is_list && !(query.is_empty() && target.is_complete(&limiter.rules())) {
                     return keys::list(limiter, rule, &query).await;
                 }
@@ -376,7 +376,7 @@ impl Admin {
                 "the server has no rules file; start it with --config FILE",
             ));
         }
-        // Reading a large file takes a while and must not block the other connections of this
+        // Reading a large file takes some time, and must not block the other connections of this
         // worker.
         let by = Arc::clone(&operator.name);
         let mut members = on_other_thread(move || targets.reload(&by)).await??;

@@ -71,7 +71,7 @@ impl KeyTarget<'_> {
         rule.is_some_and(|rule| rule.key().len() == self.key.len())
     }
 
-    /// Rejects a key that no request can have, because a block on such a key would deny nothing.
+    /// Rejects a key that no request can have, because a block on the key would deny nothing.
     /// [`Spelling::Raw`] also permits values that the listeners never produce, because services
     /// that send raw entries may use any value.
     pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {

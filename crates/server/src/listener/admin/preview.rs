@@ -19,8 +19,8 @@ use super::{
 };
 use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as preview_rules};
 
-/// The requests in the last hour are counted for at most this many rules. With Redis, the count for
-/// each rule needs the counts of all servers.
+/// For at most this number of rules, the requests in the last hour are counted. With Redis, the
+/// count for each rule needs the counts of all servers.
 const MAX_QUERIES: usize = 20;
 
 /// Returns the changes that the rules file in the body would make. For each rule that would start
@@ -36,7 +36,8 @@ pub(super) async fn preview(
     let text =
         text.map_err(|_| Problem::bad("body", "is not UTF-8; send the contents of a rules file"))?;
     let (rules, reloader) = (limiter.rules(), reloader.map(Arc::clone));
-    // Reading a large file takes a while and must not block the other connections of this worker.
+    // Reading a large file takes some time, and must not block the other connections of this
+    // worker.
     let read = on_other_thread(move || preview_rules(&rules, reloader.as_deref(), &text));
     let preview = read
         .await?

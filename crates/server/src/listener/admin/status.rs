@@ -149,8 +149,8 @@ impl Readiness {
 }
 
 /// Serialises the state of Redis. A node that cannot reach Redis stays ready, because it still
-/// decides requests according to the `on_failure` policies of the rules. If such a node were not
-/// ready, a Redis outage would take all nodes out of service at the same time.
+/// decides requests according to the `on_failure` policies of the rules. If unreachable Redis made
+/// a node not ready, a Redis outage would take all nodes out of service at the same time.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

@@ -1,7 +1,7 @@
 //! Detects when a client disconnects while its request is waiting.
 //!
 //! While a request is handled, hyper does not read from the connection, because half-closed
-//! connections are permitted. But a request must not keep waiting for a concurrency slot after its
+//! connections are permitted. A request must not keep waiting for a concurrency slot after its
 //! client has disconnected. hyper flushes the stream after each poll of the request's future. While
 //! a request is waiting, each of these flushes also checks the connection.
 

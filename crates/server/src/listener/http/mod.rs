@@ -413,9 +413,9 @@ impl ConnectionContext {
     }
 }
 
-/// Returns the status for `verdict`. All HTTP endpoints use this mapping. A denial has status 429.
-/// If the store could not decide, or if the service is at its capacity, the status is 503, because
-/// the client did not cause the problem.
+/// Returns the status for `verdict`. All HTTP endpoints use this mapping from verdicts to statuses.
+/// A denial has status 429. If the store could not decide, or if the service is at its capacity,
+/// the status is 503, because the client did not cause the problem.
 pub(super) fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

@@ -131,8 +131,8 @@ pub(super) async fn serve_watched<S, F, B>(
             movable.hand_over(stream, state);
         }
         (Ok(_), _) => {}
-        // Clients may abort connections at any time, and operators need not act, so this is logged
-        // at debug level only.
+        // Log at debug level only: clients may abort connections at any time, and operators need
+        // not act.
         (Err(error), _) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
     }
 }
@@ -242,8 +242,8 @@ mod tests {
         assert_eq!(states, [b"H\x01GET /next"]);
     }
 
-    /// If such a connection were handed over, the other process would take the rest of the body for
-    /// a request.
+    /// If the connection were handed over, the other process would take the rest of the body for a
+    /// request.
     #[tokio::test]
     async fn a_connection_with_an_unread_body_is_closed_instead_of_handed_over() {
         let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n";

@@ -3,8 +3,8 @@
 //!
 //! A cache entry (`Template`) consists of the bytes before the key, the bytes after it, and the
 //! parsed request. A body matches a cache entry if it has the same bytes before and after its key,
-//! and if the key contains no escapes. Because JSON is parsed from left to right, such a body is
-//! the same request with another key. Therefore, the server does not parse such a body.
+//! and if the key contains no escapes. Because JSON is parsed from left to right, a matching body
+//! is the same request with another key. Therefore, the server does not parse a matching body.
 //!
 //! If the body matches a cache entry, an HTTP request takes 16,700 user-space instructions. If
 //! costs vary from 1 to 500, most bodies miss the cache, and a request takes 21,800 instructions
@@ -56,7 +56,7 @@ impl TemplateCache {
     /// contained escapes.
     pub(super) fn insert(&mut self, body: &[u8], key: &str, parameters: &ThrottleParameters) {
         // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out
-        // of range or the bytes there differ.
+        // of range, or the bytes at the offset differ.
         let begin = key.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
         let Some((before, rest)) = body.split_at_checked(begin) else {
             return;

@@ -22,8 +22,8 @@ pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 /// The size of the read buffer, in bytes.
 pub const READ_BYTES: usize = 32_768;
 
-/// If the pending output has at least this many bytes, no more commands are read or run until the
-/// output has been written. A response that begins below this size is written completely.
+/// If the pending output has at least this number of bytes, no more commands are read or run until
+/// the output has been written. A response that begins below the maximum is written completely.
 pub const OUTPUT_BYTES: usize = 65_536;
 
 /// The maximum length in bytes of an incomplete command that is copied to the front of the next
@@ -39,9 +39,9 @@ pub const MAX_HELD_BYTES: usize = 64 << 20;
 /// The maximum length in bytes of a connection name, library name or library version.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// The maximum number of bytes that the server reads and discards after its last response. If the
-/// server did not read these bytes, the operating system could reset the connection before the
-/// client has read the response.
+/// The maximum number of bytes that the server reads and discards after its last response. Unread
+/// bytes could make the operating system reset the connection before the client has read the
+/// response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
 /// The maximum number of concurrent Redis decisions for one client. Further commands are read only

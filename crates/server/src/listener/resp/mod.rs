@@ -4,7 +4,7 @@
 //! A command passes through several modules. `connection` does I/O and enforces timeouts, `worker`
 //! runs the complete commands, and `parse` splits a few commands at a time into arguments, without
 //! copying the arguments. Then `command` runs one command, `reply` writes the reply, and `pending`
-//! holds decisions that cannot be made immediately, for example because Redis has to make them.
+//! holds decisions that must wait, for example for Redis.
 //!
 //! Commands that are read together form a batch, which is parsed, evaluated and answered together,
 //! with one `read` and one `write`. The store prefetches the batch's keys before the first

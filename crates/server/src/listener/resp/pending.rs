@@ -31,8 +31,8 @@ pub(super) struct PendingBatch {
     pub(super) can_wait: bool,
     /// The signals that cancel the waiting requests in the batch.
     signals: Vec<Arc<CancelSignal>>,
-    /// Marks the connection as in use while a request is waiting. Otherwise, the idle timeout could
-    /// close the connection.
+    /// Marks the connection as in use while a request is waiting. If the connection were not
+    /// marked, the idle timeout could close it.
     in_flight: Option<InFlight>,
 }
 

@@ -36,7 +36,8 @@ impl Transaction {
         fits
     }
 
-    /// Marks the transaction as failed. As in Redis, `EXEC` then runs no command.
+    /// Marks the transaction as failed. As in Redis, `EXEC` runs no command of a failed
+    /// transaction.
     pub(super) fn spoil(&mut self) {
         self.spoilt = true;
         self.queued = Vec::new();

@@ -4,22 +4,22 @@
 /// (`tune.bufsize`) minus 4, which is 16,380 by default.
 pub const MAX_FRAME_BYTES: usize = 65_532;
 
-/// The smallest maximum frame length that HAProxy may offer, in bytes. The protocol defines this
-/// lower bound.
+/// The smallest maximum frame length that HAProxy may offer, in bytes. The SPOP specification
+/// defines the lower bound.
 pub const MIN_FRAME_BYTES: usize = 256;
 
 /// The maximum number of frames that are decided concurrently for one connection. Further frames
 /// are decided only after all of these frames have been answered.
 pub const MAX_TOGETHER: usize = 64;
 
-/// If the pending output has at least this many bytes, no more frames are decided until the output
-/// has been written. The responses to [`MAX_TOGETHER`] frames may exceed this size.
+/// If the pending output has at least this number of bytes, no more frames are decided until the
+/// output has been written. The responses to [`MAX_TOGETHER`] frames may exceed this size.
 pub const OUTPUT_BYTES: usize = 65_536;
 
 /// The size of a worker's read buffer, in bytes.
 pub const READ_BYTES: usize = 32_768;
 
-/// A connection whose buffer has at most this many bytes stays open even if its worker exceeds
+/// A connection whose buffer has at most this number of bytes stays open even if its worker exceeds
 /// [`MAX_HELD_BYTES`].
 pub const SMALL_BYTES: usize = 4_096;
 

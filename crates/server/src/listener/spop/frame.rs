@@ -155,9 +155,9 @@ impl<'b> Reader<'b> {
         Some(chunk)
     }
 
-    /// Reads a variable-length integer. The first byte contributes 8 bits. If its four highest bits
-    /// are set, more bytes follow. Each further byte contributes 7 bits; its highest bit is set if
-    /// another byte follows.
+    /// Reads a variable-length integer. The first byte contributes 8 bits. If the four highest bits
+    /// of the first byte are set, more bytes follow. Each further byte contributes 7 bits; its
+    /// highest bit is set if another byte follows.
     fn number(&mut self) -> Option<u64> {
         let first = self.byte()?;
         let mut number = u64::from(first);

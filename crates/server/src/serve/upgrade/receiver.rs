@@ -239,7 +239,7 @@ impl Takeover {
                 match message.kind {
                     Kind::Connection => connections.extend(moved(message)),
                     Kind::State => match message.body.split_first() {
-                        // With Redis, there are no such parts.
+                        // With Redis, there are no parts of the memory store.
                         Some((tag, _)) if is_store_part(*tag) => {
                             let restorer = match &mut restorer {
                                 Some(restorer) => restorer,
@@ -262,10 +262,10 @@ impl Takeover {
 
 /// The threads that restore the parts of the memory store.
 ///
-/// Requests wait meanwhile, and to restore a part takes longer than to receive it. Therefore there
-/// are several threads.
+/// Requests wait while the parts are restored, and restoring a part takes longer than receiving it.
+/// Therefore there are several threads.
 struct Restorer<'scope> {
-    /// When this sender is dropped, the threads end.
+    /// Dropping this sender ends the threads.
     parts: SyncSender<Vec<u8>>,
     threads: Vec<ScopedJoinHandle<'scope, Result<usize, HandoverError>>>,
 }

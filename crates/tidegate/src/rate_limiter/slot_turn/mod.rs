@@ -42,7 +42,8 @@ pub enum Receipts {
     /// The store [reserves](Store::reserve), and returns a receipt.
     Wanted,
     /// The store reserves if the charges [should be settled](RuleSet::wants_receipt).
-    /// [`SlotTurn::decide_request`] knows the rules; without rules, this works like `Unwanted`.
+    /// [`SlotTurn::decide_request`] knows the rules; without rules, this variant works like
+    /// `Unwanted`.
     IfSettled,
     /// The store [decides](Store::decide) without a receipt.
     Unwanted,
@@ -291,7 +292,7 @@ impl<'s> SlotTurn<'s> {
 
     /// Decides `request` under `rules`, and passes the decision to `finish`. The request waits like
     /// the request of [`decide`](Self::decide). After a wait, the request is decided under the
-    /// rules, overrides and blocks that are then active.
+    /// rules, overrides and blocks that are active after the wait.
     ///
     /// # Errors
     ///
@@ -418,8 +419,8 @@ fn attempt<'q, 'c>(
     }
 }
 
-/// Returns true if one of the limits counts denied requests. The request must then be denied with
-/// [`Effect::Charge`] at most once.
+/// Returns true if one of the limits counts denied requests. If a limit counts denied requests, the
+/// request must be denied with [`Effect::Charge`] at most once.
 fn counts_denied(charges: &[Charge<'_>]) -> bool {
     let mut limits = charges.iter().flat_map(|charge| charge.limits.iter());
     limits.any(Limit::count_denied)
@@ -580,7 +581,7 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
     }
 
     /// Makes an attempt to decide the request. Returns `None` after the request has waited. The
-    /// charges must then be determined again for the next attempt.
+    /// caller must then determine the charges again for the next attempt.
     async fn make(
         &mut self,
         turn: &SlotTurn<'_>,

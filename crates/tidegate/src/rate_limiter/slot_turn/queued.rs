@@ -103,8 +103,8 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
         }
         let Some(queue) = queue else {
             // If the peek was admitted, the next attempt charges the request. If the peek was not
-            // admitted, other limits or a block denied the request. The next attempt is then the
-            // last one, in which the limits that count denied requests count this request.
+            // admitted, other limits or a block denied the request. The next attempt is the last
+            // one in this case, so that the limits that count denied requests count this request.
             self.is_last = !is_admitted;
             self.has_peeked = true;
             return None;

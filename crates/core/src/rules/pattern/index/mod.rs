@@ -1,12 +1,12 @@
 //! The index: finds the items whose conditions can hold for a request without evaluating all items.
 //!
 //! An item is a rule, an allow list entry or an alternative in a long list of patterns. Each item
-//! is filed under a requirement that a request must meet for the item's conditions to hold. Such a
-//! requirement is, for example, that a value equals, begins with, ends with or contains a string,
-//! that an address is in a network, or that an entry is present. A lookup searches the index once
-//! for each entry of the request, and only the items found are evaluated. If an item has several
-//! requirements, the index uses the requirement shared with the fewest other items. For example,
-//! ten thousand rules with the same path and different customers are filed by customer.
+//! is filed under a requirement that a request must meet for the item's conditions to hold.
+//! Examples of requirements: a value equals, begins with, ends with or contains a string; an
+//! address is in a network; an entry is present. A lookup searches the index once for each entry of
+//! the request, and only the items found are evaluated. If an item has several requirements, the
+//! index uses the requirement shared with the fewest other items. For example, ten thousand rules
+//! with the same path and different customers are filed by customer.
 //!
 //! An item without conditions, or with only negated conditions, cannot be filed, so it is evaluated
 //! for every request.
@@ -44,8 +44,8 @@ pub(in crate::rules) struct CostliestLookup {
     /// The total weight of the items found by the lookup. An item's weight is the maximum number of
     /// its pattern evaluations.
     pub(in crate::rules) weight: usize,
-    /// The entry whose items have most of the total weight; `None` if these are the items that are
-    /// evaluated for every request.
+    /// The entry whose items have most of the total weight; `None` if the items that are evaluated
+    /// for every request have most of the total weight.
     pub(in crate::rules) entry: Option<Box<str>>,
 }
 
@@ -148,7 +148,7 @@ fn ways_at<'a>(entry: &'a str, pattern: &'a Pattern) -> Vec<Filing<'a>> {
 }
 
 impl Index {
-    /// Builds an index of `items`. A lookup returns the positions of items in this iterator.
+    /// Builds an index of `items`. A lookup returns the positions of items in `items`.
     pub(in crate::rules) fn new<'a>(items: impl Iterator<Item = Item<'a>>) -> Self {
         let items: Vec<Item<'a>> = items.collect();
         let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();

@@ -1,5 +1,5 @@
 //! Postings: the items (rules, allow list entries or alternatives) filed under one entry name. A
-//! lookup finds these items by the entry's value.
+//! lookup finds the items of an entry name by the value of the entry.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;

@@ -16,7 +16,8 @@ const CACHED_LIMITS: usize = 64;
 /// Buffers and caches that commands reuse.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct CommandBuffers {
-    /// A cache of the parsed limits from commands. Applications use the same few limits repeatedly.
+    /// A cache of the parsed limits from commands. The cache is useful because applications use the
+    /// same few limits repeatedly.
     pub(in crate::listener::resp) limits: BuildCache<LimitParameters, Arc<Limits>>,
     pub(in crate::listener::resp) outcomes: Vec<Outcome>,
     pub(in crate::listener::resp) key: Vec<u8>,

@@ -52,7 +52,7 @@ pub(super) struct PendingReply {
 
 impl PendingCommand {
     /// Returns the signal that cancels the command's wait for a concurrency slot. A check has no
-    /// such signal, because it has nothing to release when it is cancelled.
+    /// cancel signal, because a cancelled check has nothing to release.
     pub(super) fn signal(&self) -> Option<&Arc<CancelSignal>> {
         match self {
             Self::Reservation(reservation) => reservation.signal(),

@@ -1,5 +1,5 @@
 //! Error messages for the throttle commands. The wording is that of redis-cell and throttlecrab,
-//! which introduced these commands.
+//! which introduced the throttle commands.
 
 use std::fmt;
 

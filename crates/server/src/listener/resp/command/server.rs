@@ -5,7 +5,7 @@ use super::{
     Context, unknown_subcommand,
 };
 
-/// The Redis version whose behaviour is emulated. Clients select features by this version.
+/// The Redis version whose behaviour is emulated. Clients select features by the version.
 pub(super) const REDIS_VERSION: &str = "7.4.0";
 
 /// Runs `INFO [section …]`. Replies with all sections, regardless of the arguments.

@@ -65,8 +65,8 @@ fn read(arguments: Arguments<'_>) -> Result<TopQuery, String> {
     Ok(query)
 }
 
-/// The assumed size of a reply row, in bytes. A waiting query is assumed to need this much memory
-/// for each requested row.
+/// The assumed size of a reply row, in bytes. A waiting query is assumed to need this amount of
+/// memory for each requested row.
 const ROW_BYTES: usize = 128;
 
 /// A query that runs on another thread.

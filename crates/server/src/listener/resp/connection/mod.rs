@@ -221,7 +221,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
         }
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        // The number of bytes read per turn is bounded. Without this bound, a client that sends
+        // The number of bytes read per turn is bounded. Without the bound, a client that sends
         // commands faster than the worker replies could occupy the worker without end, because
         // every read would succeed. The bound applies to the sum of several reads, because with TLS
         // one read returns at most 16 KiB.
@@ -359,7 +359,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
             return false;
         };
         self.unread = unread;
-        // The other process may have paused between two commands that it had read.
+        // The other process may have paused between two commands that it had already read.
         self.more = !self.unread.is_empty();
         if self.unread.is_empty() {
             self.stream.phase().await_request();

@@ -24,7 +24,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Formats the error. If Redis reports the same error, the wording is that of Redis.
+/// Formats the error. If Redis has the same error, the wording is that of Redis.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
