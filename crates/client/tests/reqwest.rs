@@ -24,9 +24,9 @@ use tidegate_client::{
 };
 use tokio::net::TcpListener;
 
-/// Starts a server that responds to the first `refusals` requests with `refusal`. It answers each
-/// later request with the body of that request. Returns the address of the server and the number of
-/// requests so far.
+/// Starts a server that responds to the first `refusals` requests with `refusal`. The server
+/// answers each later request with the body of that request. Returns the address of the server and
+/// the number of requests so far.
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

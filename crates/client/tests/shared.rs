@@ -35,7 +35,8 @@ async fn process(url: &str) -> ThrottleLayer<FallbackStore> {
 }
 
 /// Both clients together send thirty requests. With a shared limit of fifty requests per second,
-/// this takes at least 29/50 s. With separate limits, it would take only 14/50 s.
+/// thirty requests take at least 29/50 s. With separate limits, thirty requests would take only
+/// 14/50 s.
 #[tokio::test]
 async fn two_processes_share_one_limit() {
     let redis = support::RedisServer::start();

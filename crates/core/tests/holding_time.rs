@@ -28,8 +28,8 @@ impl Random {
     }
 }
 
-/// A waiting request: the time at which it gives up, and how long it would hold its slot. Both
-/// values are in milliseconds.
+/// A waiting request: the time at which it gives up, and how long it would hold its slot. The unit
+/// of both values is milliseconds.
 type Waiting = (u64, u64);
 
 /// The state of the service. Times are in milliseconds.
@@ -76,8 +76,8 @@ impl Service {
 
 #[derive(Clone, Copy)]
 struct Load {
-    /// The number of requests that arrive in 10 seconds. The service can serve 400 requests in this
-    /// time.
+    /// The number of requests that arrive in 10 seconds. The service can serve 400 requests in 10
+    /// seconds.
     arrivals: u64,
     longest_wait: u64,
     queue: usize,

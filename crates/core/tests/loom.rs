@@ -1,5 +1,5 @@
 //! Tests the memory store under loom, which explores all interleavings of threads that use the
-//! store's locks. The script `scripts/loom` runs these tests.
+//! store's locks. The script `scripts/loom` runs the loom tests.
 
 #![cfg(loom)]
 

@@ -238,8 +238,8 @@ fn plans_follow_the_request_and_overrides_win() {
     );
 }
 
-/// A client can alternate between plans, so their limits share one state. This requires the same
-/// algorithm and the same windows.
+/// A client can alternate between plans, so their limits share one state. Therefore, all plans must
+/// have the same algorithm and the same windows.
 #[test]
 fn a_plan_with_other_windows_is_rejected() {
     for (given, problem) in [

@@ -325,7 +325,7 @@ fn a_value_that_needs_too_many_evaluations_is_refused() {
         problem.contains("more than 4096 pattern evaluations"),
         "{problem}"
     );
-    // The same request is also rejected if an allow list would otherwise admit it.
+    // The request is also rejected if an allow list would otherwise admit it.
     let allow: Vec<Vec<Drawn>> = (0..RULES)
         .map(|at| {
             let never = Pattern::text(&format!("*{at:04}*/never")).unwrap();

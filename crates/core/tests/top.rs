@@ -250,7 +250,7 @@ proptest! {
                 recorders[event.worker].record(minute, request, [charge].into_iter());
                 events.push((minute, event.clone()));
             }
-            // Only the first worker hands over its completed slices now. The slices of the other
+            // Only the first worker hands over its completed slices now. The slices of all other
             // workers are added before the lists are read.
             let closed: Vec<_> = recorders[0].take_closed();
             history.add(&closed, minute);

@@ -220,7 +220,7 @@ fn without_proxy_headers_the_peer_is_the_client() {
 }
 
 /// If a header or query parameter has several different values, some services use the first value
-/// and others the last. The rules could then use a different value than the service.
+/// and others the last. The rules and the service could then use different values.
 #[test]
 fn conflicting_values_are_refused() {
     let lines = [
@@ -266,7 +266,8 @@ fn conflicting_values_are_refused() {
     }
 }
 
-/// ingress-nginx sets `X-Original-URL`. It forwards an `X-Original-URI` unchanged from the client.
+/// ingress-nginx sets `X-Original-URL`. ingress-nginx forwards an `X-Original-URI` unchanged from
+/// the client.
 #[test]
 fn conflicting_proxy_headers_are_refused() {
     for (one, other, named) in [

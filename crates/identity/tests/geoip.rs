@@ -1,5 +1,5 @@
-//! Tests the GeoIP entries `country` and `asn`. They come from MaxMind databases, and never from
-//! the client.
+//! Tests the GeoIP entries `country` and `asn`. The entries come from MaxMind databases, and never
+//! from the client.
 
 #![cfg(feature = "maxmind")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -89,8 +89,8 @@ fn an_invalid_database_is_refused_and_the_old_one_kept() {
     assert_eq!(geoip.asn("1.128.0.1".parse().unwrap()), Some(1_221));
 }
 
-/// Simulates bit errors on a disk. A damaged database is either rejected or still readable. It
-/// never causes a panic or an endless loop.
+/// Simulates bit errors on a disk. A damaged database is either rejected or still readable. A
+/// damaged database never causes a panic or an endless loop.
 #[test]
 fn a_damaged_database_is_refused() {
     let (whole, mut read) = (bytes(NETWORKS), 0);

@@ -131,7 +131,7 @@ async fn an_override_file_that_the_old_process_did_not_use_is_renamed() {
     );
     assert!(renamed.exists());
 
-    // With the same path, the file stays.
+    // If the path is the same, the file stays.
     let mut newest = limiter(START);
     newest.persist_overrides_later_in(earlier.clone());
     hand_over(&new, &newest).unwrap();

@@ -142,7 +142,8 @@ fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     snapshot::save(&store, Vec::new, &path, NOW).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let unknown = [9];
-    // A length of 0 marks the end of the file. Replace it with an invalid part and a new end mark.
+    // A length of 0 marks the end of the file. Replace the end mark with an invalid part and a new
+    // end mark.
     bytes.truncate(bytes.len() - 8);
     bytes.extend(1_u64.to_le_bytes());
     bytes.extend(crc32fast::hash(&unknown).to_le_bytes());
@@ -322,7 +323,7 @@ fn reservations_expire_after_a_restart_with_another_secret() {
     assert_eq!(left(&after), 10);
 }
 
-/// The restored keys are moved back in this case, so the receipts do not apply to them.
+/// The restored keys are moved back in this case, so the receipts do not match them.
 #[test]
 fn reservations_from_the_future_stay_charged() {
     let folder = tempfile::tempdir().unwrap();
@@ -351,7 +352,7 @@ fn the_format_changes_only_with_reservations() {
     assert!(fs::read(&path).unwrap().starts_with(b"tidegate-store-2"));
 }
 
-/// Stops a thread. Without this guard, the thread would run forever after a failed assertion.
+/// Stops a thread. Without the guard, the thread would run forever after a failed assertion.
 struct SetOnDrop<'f>(&'f AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

@@ -1,5 +1,5 @@
 //! Tests that a suggested burst denies at most the given share of the keys, and that the next
-//! smaller burst denies more than this share.
+//! smaller burst denies more.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 

@@ -24,8 +24,8 @@ use tokio::{
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// Limits whose wait times are whole milliseconds, which is the timer's resolution. Otherwise, the
-/// instants of two runs could not be compared.
+/// Limits whose wait times are whole milliseconds, which is the timer's resolution. With other
+/// limits, the instants of two runs could not be compared.
 const LIMITS: [&[&str]; 7] = [
     &["10/s burst 0"],
     &["5/s burst 3"],
@@ -75,7 +75,7 @@ struct Ended {
     number: usize,
     at_ms: u64,
     ending: Ending,
-    /// The number of waiting requests after this call.
+    /// The number of waiting requests after the call.
     waiters: usize,
 }
 
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// If the admitted requests are sent to a second limiter at the instants of their admission,
-    /// that limiter also admits them, without a queue. Afterwards, both limiters have the same
+    /// that limiter also admits them, without a queue. At the end, both limiters have the same
     /// remaining units.
     #[test]
     fn no_more_is_admitted_than_the_limits_allow(
@@ -285,8 +285,8 @@ proptest! {
     }
 
     /// If the cancelled requests are left out, no other request is admitted earlier. All requests
-    /// have the same cost. Otherwise, a request behind a more expensive one would have to wait
-    /// until that one is admitted or leaves the queue.
+    /// have the same cost. If the costs differed, a request behind a more expensive request would
+    /// have to wait until that request is admitted or leaves the queue.
     #[test]
     fn a_cancelled_wait_costs_nothing(
         texts in select(&LIMITS[..]),
@@ -301,8 +301,8 @@ proptest! {
         let mut without = with;
         let mut pause_ms = 0;
         for (number, call) in without.iter_mut().enumerate() {
-            // The pause before an omitted call is added to the next call, which is then made at the
-            // same instant as in the first run.
+            // The pause before an omitted call is added to the next call, so that the next call is
+            // made at the same instant as in the first run.
             let Some(kept) = call else { continue };
             kept.pause_ms += std::mem::take(&mut pause_ms);
             if is_cancelled(number) {

@@ -365,7 +365,7 @@ async fn a_waiting_request_follows_its_key_to_another_queue() {
     held.release();
 }
 
-/// In its former queue, such a request would delay requests whose new keys have free slots.
+/// In its former queue, the request would delay requests whose new keys have free slots.
 #[tokio::test(start_paused = true)]
 async fn a_waiting_request_is_denied_if_its_new_queue_is_full() {
     let all = |key: &[&str], queue| vec![rule("all", key, vec![slots(1, TWO_SECONDS, queue)])];
@@ -577,7 +577,7 @@ async fn a_request_that_waits_is_counted_once() {
 }
 
 /// A request may be first in the queue of the service's key while all slots of its customer are in
-/// use. It then waits on the customer's key and does not block other customers.
+/// use. The request then waits on the customer's key and does not block other customers.
 #[tokio::test(start_paused = true)]
 async fn a_request_can_wait_on_one_key_after_another() {
     let all = rule("all", &[], vec![slots(2, TWO_SECONDS, 100)]);
@@ -604,8 +604,8 @@ async fn a_request_can_wait_on_one_key_after_another() {
 }
 
 /// A customer with many waiting requests does not get a service slot before an earlier request of
-/// another customer. This holds even if the customer's requests are first in the queue of its own
-/// key.
+/// another customer. The order also holds if the customer's requests are first in the queue of the
+/// customer's own key.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_arrival_holds_across_keys() {
     let each = rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)]);
@@ -649,8 +649,8 @@ async fn acquire_waits_in_the_same_queue() {
     let behind = spawn(&limiter, &[], TWO_SECONDS);
     settle_tasks().await;
     assert_eq!(limiter.wait_queues().count(), 2);
-    // The estimated retry time is longer than the remaining wait time. The request is not rejected
-    // for this reason.
+    // The estimated retry time is longer than the remaining wait time. Nevertheless, the request is
+    // not rejected.
     sleep(Duration::from_millis(1_700)).await;
     let start = Instant::now();
     held.release();
@@ -834,8 +834,8 @@ async fn run(slots: usize, queue: usize, plan: &[Planned]) -> Vec<Ending> {
 }
 
 proptest! {
-    /// Each key has a first-in, first-out queue, whose length and wait times are bounded. This
-    /// holds for any order of arrivals, completions, crashes and cancellations.
+    /// Each key has a first-in, first-out queue, whose length and wait times are bounded. The
+    /// bounds hold for any order of arrivals, completions, crashes and cancellations.
     #[test]
     fn the_queue_behaves_like_a_naive_model((slots, queue, plan) in plans()) {
         let runtime = tokio::runtime::Builder::new_current_thread()

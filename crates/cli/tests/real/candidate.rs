@@ -156,7 +156,7 @@ fn upstream() -> SocketAddr {
 }
 
 /// The proxy also extracts entries that are used only by the candidate rules. A request must not be
-/// rejected because such an entry is invalid.
+/// rejected because an entry of the candidate rules is invalid.
 #[test]
 fn the_proxy_extracts_the_entries_of_the_candidate() {
     let scratch = Scratch::new();

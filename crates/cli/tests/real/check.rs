@@ -89,7 +89,7 @@ fn invalid_arguments_exit_with_2() {
 }
 
 /// If the file was written for envoyproxy/ratelimit, the message contains the command that checks
-/// such files.
+/// envoyproxy/ratelimit's files.
 #[test]
 fn an_envoyproxy_ratelimit_file_is_recognized() {
     let scratch = Scratch::new();

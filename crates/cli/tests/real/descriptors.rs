@@ -101,8 +101,8 @@ fn endpoint() -> SocketAddr {
     address
 }
 
-/// If the proxy has no free file descriptors, this does not mean that the endpoints are unhealthy.
-/// If endpoints were ejected in this case, requests would still fail after descriptors have become
+/// A lack of free file descriptors in the proxy does not mean that the endpoints are unhealthy. If
+/// endpoints were ejected for this reason, requests would still fail after descriptors have become
 /// available again.
 #[test]
 fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
@@ -117,7 +117,7 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
 "
     );
     let mut server = Server::start_in(Scratch::new(), &config);
-    // This connection is already open, so the server needs no additional descriptor for it.
+    // The connection is already open, so the server needs no additional descriptor for it.
     let mut client = Client::connect(server.proxy());
     for path in ["/", "/", "/named"] {
         assert_eq!(client.ask("GET", path, &[], b"").status, 200, "{path}");
@@ -174,8 +174,8 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
             stream
         };
         let open = [connect(), connect()];
-        // The kernel passes connections to the listener in order, so this one is the third
-        // connection, which exceeds the limit of two.
+        // The kernel passes connections to the listener in order, so the last connection is the
+        // third, which exceeds the limit of two.
         let refused = connect().read(&mut [0; 64]);
         let is_closed = match &refused {
             Ok(count) => *count == 0,

@@ -291,8 +291,8 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
             if name == "envoy.yaml" || folder.starts_with("contrib/") && name != "rules.yaml" {
                 continue;
             }
-            // In a container, the server has to listen on all addresses. Listening on all addresses
-            // would cause a warning here.
+            // In a container, the server has to listen on all addresses. In this test, listening on
+            // all addresses would cause a warning.
             let text = fs::read_to_string(&file).unwrap();
             let message = strictly_checked(&text.replace("0.0.0.0:", "127.0.0.1:"));
             wrong.extend(message.map(|message| format!("{}: {message}\n", file.display())));
@@ -592,9 +592,9 @@ fn is_digit(line: &str, at: usize) -> bool {
     line.as_bytes()[at].is_ascii_digit()
 }
 
-/// Returns whether `number` is a time, judging by `before`, the text before the number. It is a
-/// time if the field's name ends with `_ms`, or if it is a number in a Redis reply and is too large
-/// to be a count.
+/// Returns whether `number` is a time, judging by `before`, the text before the number. A number is
+/// a time if the field's name ends with `_ms`, or if it is in a Redis reply and too large to be a
+/// count.
 fn is_time(before: &str, number: &str) -> bool {
     let named = before.ends_with("_ms\":") || before.ends_with("_ms\": ");
     let reply = before.ends_with("(integer) ") || before.ends_with(',');

@@ -67,8 +67,8 @@ impl Proxy {
         })
     }
 
-    /// Starts nginx with njs. Its timeouts are longer than those of the example, because requests
-    /// pass after a timeout.
+    /// Starts nginx with njs. The timeouts of nginx are longer than those of the example, because
+    /// requests pass after a timeout.
     pub(crate) fn nginx_njs() -> Self {
         let config = repository().join("examples/nginx-njs/nginx.conf");
         let config = fs::read_to_string(config).unwrap();
@@ -304,7 +304,7 @@ fn caddy_admits_exactly_as_many_failed_logins_as_the_limit_allows() {
     });
     let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
     assert_eq!((count(401), count(429)), (5, 55), "{statuses:?}");
-    // Caddy's `path` matcher ignores case, so the rule must do so too.
+    // Caddy's `path` matcher ignores case, so the rule must also ignore case.
     let uppercase = Ask::new("POST", front, "/LOGIN").body(&json!({"user": "alice"}));
     assert_eq!(uppercase.header("password", "guess").send().status, 429);
     let denied = login("open sesame");

@@ -60,8 +60,8 @@ fn four_servers_on_a_cluster_together_admit_one_limit() {
 }
 
 /// Runs `scripts/hammer/run` briefly. On a busy machine, the requests may not exhaust the limits
-/// within a few seconds. Therefore, it is sufficient if the number of admitted requests is half of
-/// what the limits allow.
+/// within a few seconds. Therefore, the number of admitted requests must only be half of what the
+/// limits allow.
 fn hammer(topology: &[&str]) {
     let mut options: Vec<&str> = "--seconds 4 --keys 1 --limit 20 --least 50"
         .split(' ')

@@ -78,8 +78,8 @@ fn wrong_admin_tokens_are_logged() {
 
 #[test]
 fn all_warnings_of_the_rules_file_are_logged() {
-    // These rules cause warnings of several kinds, and up to 20 of each kind are reported. In
-    // total, the warnings exceed the burst that the rate limit on log records allows.
+    // The rules cause warnings of several kinds, and the log reports up to 20 warnings of each
+    // kind. In total, the warnings exceed the burst that the rate limit on log records allows.
     let rule = |number: usize| {
         format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")
     };
@@ -100,7 +100,8 @@ fn all_warnings_of_the_rules_file_are_logged() {
 
 #[test]
 fn all_warnings_of_envoys_configuration_are_logged() {
-    // `shadow_mode` is a setting of a descriptor. In a limit, it has no effect.
+    // `shadow_mode` is a setting of a descriptor. As a setting of a limit, `shadow_mode` has no
+    // effect.
     let descriptor = |number: usize| {
         format!(
             "  - {{key: k{number}, rate_limit: {{unit: second, requests_per_unit: 1, shadow_mode: true}}}}\n"

@@ -1,6 +1,7 @@
 //! Checks the tables in `docs/migrate`. Each row contains a limit in another program's notation and
-//! the equivalent Tidegate limit. It also contains a number of concurrent requests, and how many of
-//! these requests each of the two limits admits. The tests send the requests to both programs.
+//! the equivalent Tidegate limit. The row also contains a number of concurrent requests, and how
+//! many of these requests each of the two limits admits. The tests send the requests to both
+//! programs.
 
 #![expect(
     clippy::disallowed_methods,
@@ -51,7 +52,7 @@ impl Row {
     }
 
     /// Asserts that `admitted` is the documented number. Sending the requests took `elapsed`. For
-    /// each second of that time, the limits in these tables may admit one additional request.
+    /// each second of that time, a limit in the tables may admit one additional request.
     fn assert_admitted(&self, by: &str, admitted: usize, elapsed: Duration) {
         let late = usize::try_from(elapsed.as_secs()).unwrap();
         let expected = self.admitted..=self.admitted + late;
@@ -104,8 +105,8 @@ fn rows(page: &str) -> Vec<Row> {
 /// Sends all requests of a row at the same time. Returns the number of admitted requests, and the
 /// time that sending took.
 fn at_once(count: usize, send: impl Fn() -> u16 + Sync) -> (usize, Duration) {
-    /// The number of client threads. It is high enough for concurrent requests, and does not exceed
-    /// any server's connection limit.
+    /// The number of client threads. The number is high enough for concurrent requests, and does
+    /// not exceed any server's connection limit.
     const THREADS: usize = 32;
     let start = Instant::now();
     let send = &send;
@@ -231,7 +232,7 @@ fn assert_nginx_admits(rows: &[Row], column: usize) {
     for (number, row) in rows.iter().enumerate() {
         let path = format!("/{number}");
         let (admitted, elapsed) = at_once(row.sent, || Ask::get(front, &path).send().status);
-        // Without `nodelay`, nginx delays its responses, so `elapsed` includes these delays. But it
+        // Without `nodelay`, nginx delays its responses, so `elapsed` includes the delays. nginx
         // receives all requests at once, so it admits no additional requests.
         let mut bursts = row.cells[column].iter().skip(1);
         let is_delayed = bursts.any(|burst| !burst.contains("nodelay"));

@@ -120,8 +120,8 @@ fn a_block_by_entries_has_a_rule_an_end_and_a_reason() {
 }
 
 /// After a rule is renamed, blocks that were set under its former name are no longer enforced.
-/// Regression test: such blocks must be listed with their rule and key, and operators must be able
-/// to lift them.
+/// Regression test: the list of blocks must contain such a block with its rule and key, and
+/// operators must be able to lift it.
 #[test]
 fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let server = Server::start(RULES);
@@ -348,7 +348,7 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
 }
 
 /// Errors must not contain messages from libraries or the operating system, which mean nothing to
-/// an operator. They must contain advice about TLS only if the problem is about TLS.
+/// an operator. Errors must contain advice about TLS only if the problem is about TLS.
 #[test]
 fn connection_errors_are_in_plain_words() {
     let is_it = "does the admin listener have this address? if the admin listener has another address, pass that \
@@ -712,8 +712,8 @@ note: changes to listen, top take effect after a restart or an upgrade
 fn reload_and_status_name_the_settings_that_need_a_restart() {
     let server = Server::start(RULES);
     let more = "shutdown: {drain: 3s}\n";
-    // Without `listen`, the file has the default listener addresses. They differ from the addresses
-    // of this server.
+    // Without `listen`, the file has the default listener addresses. The default addresses differ
+    // from the addresses of this server.
     std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
     let expected = "note: changes to listen, shutdown take effect after a restart or an upgrade\n";
     let reloaded = printed(&server.operate(&["reload"]));
@@ -765,7 +765,7 @@ fn a_block_that_can_never_deny_is_refused() {
     let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
     assert!(raw.starts_with("blocked login unix until"), "{raw}");
     assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
-    // The block has just been created, so the note must not claim that such a block cannot exist.
+    // The block has just been created, so the note must not claim that no such block can exist.
     let network = printed(&server.operate(&["block", "login", "10.0.0.0/8", "--raw"]));
     let note = "note: the listeners keep no counter and no block for a network of this size: only requests that \
         services send with `raw` have this key; ";

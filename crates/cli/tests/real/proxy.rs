@@ -19,8 +19,8 @@ const STARTS: u32 = 5;
 /// The size of a body that is too large to be buffered, in bytes.
 const LARGE: u64 = 1 << 30;
 
-/// The maximum resident memory of the proxy while it forwards such a body, in bytes. It includes
-/// the binary and its debug symbols.
+/// The maximum resident memory of the proxy while it forwards such a body, in bytes. The maximum
+/// includes the binary and its debug symbols.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// The example's proxy, and its upstream.

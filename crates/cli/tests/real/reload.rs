@@ -113,8 +113,8 @@ fn every_reload_reports_the_warnings_for_the_new_file() {
     assert_eq!(answer.json(), json!({"rules": 1}));
 }
 
-/// After a rule is renamed, the blocks under its former name are no longer enforced. An operator
-/// would not notice this without the log record.
+/// After a rule is renamed, the blocks under its former name are no longer enforced. Without the
+/// log record, an operator would not notice that the blocks have no effect.
 #[test]
 fn a_reload_that_renames_a_rule_logs_its_blocks() {
     let mut server = Server::start(&rules(5));

@@ -29,7 +29,7 @@ fn client(server: &Server, program: &str, args: &str) -> Output {
     run(command.current_dir(server.directory()))
 }
 
-/// Returns the reply that redis-cli prints. It is empty if the connection is rejected.
+/// Returns the reply that redis-cli prints. The reply is empty if the connection is rejected.
 fn answer(server: &Server, args: &str) -> String {
     let output = client(server, "redis-cli", args);
     let message = String::from_utf8(output.stdout).unwrap();
@@ -51,7 +51,8 @@ fn redis_cli_is_answered_over_tls() {
     server.stop();
 }
 
-/// Tests long command pipelines. Their commands and replies are split across many TLS records.
+/// Tests long command pipelines. The commands and replies of a long pipeline are split across many
+/// TLS records.
 #[test]
 fn redis_benchmark_is_answered_over_tls() {
     let server = start("");

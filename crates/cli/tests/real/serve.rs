@@ -179,7 +179,7 @@ fn a_socket_that_cannot_be_used_prevents_the_start() {
 }
 
 /// A process may inherit systemd's variables although they were set for another process
-/// (`LISTEN_PID`). In this case, it must not use the sockets.
+/// (`LISTEN_PID`). A process must not use sockets that were meant for another process.
 #[test]
 fn sockets_for_another_process_are_not_used() {
     let scratch = Scratch::new();

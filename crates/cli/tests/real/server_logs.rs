@@ -44,7 +44,7 @@ struct LogServer {
     logs: &'static [AccessLog],
 }
 
-/// An access log, and the information about this log that the report must contain.
+/// An access log, and what the report must contain about it.
 struct AccessLog {
     file: &'static str,
     /// The value of `--format`, if the format is not detected.

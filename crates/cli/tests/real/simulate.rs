@@ -92,7 +92,7 @@ fn the_report_counts_denials_by_rule_and_key() {
     assert_eq!(worst["first_ms"], 1_795_328_703_000_u64);
     assert_eq!(worst["last_ms"], 1_795_328_705_000_u64);
     assert_eq!(api["limits"][0]["denied"], 3);
-    // A request that another rule denies is not charged to any rule, so the limit of this shadow
+    // A request that another rule denies is not charged to any rule, so the limit of the shadow
     // rule is not exhausted.
     let watched = &report["rules"][1];
     assert_eq!(
@@ -344,8 +344,8 @@ rules: [{name: each, key: [ip, key_id], limits: [1/min]}]
     assert_eq!(report["lines"]["precision"], "millisecond");
 }
 
-/// The report must say which data is missing in the log. Otherwise, the rule would seem to deny
-/// nothing.
+/// The report must say which data is missing in the log. If the report did not say so, the rule
+/// would seem to deny nothing.
 #[test]
 fn entries_that_the_log_lacks_are_reported() {
     let scratch = Scratch::new();

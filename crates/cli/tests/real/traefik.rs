@@ -15,8 +15,8 @@ use crate::support::{Ask, Process, Scratch, Server, count_admitted, free_port, r
 /// The maximum number of start attempts, if another process takes Traefik's port first.
 const STARTS: u32 = 5;
 
-/// The maximum number of requests that the test sends until Traefik forwards a request. It pauses
-/// after each request.
+/// The maximum number of requests that the test sends until Traefik forwards a request. The test
+/// pauses after each request.
 const REQUESTS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(20);
 

@@ -33,7 +33,7 @@ pub(crate) const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000
 pub(crate) type Reply = Response<Full<Bytes>>;
 type Handler = dyn Fn(Request<Bytes>, Timestamp) -> Reply + Send + Sync;
 
-/// A server in the test process. Clones share its state.
+/// A server in the test process. Clones share the server's state.
 #[derive(Clone)]
 pub(crate) struct Server {
     handler: Arc<Handler>,

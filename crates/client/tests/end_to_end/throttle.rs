@@ -317,7 +317,7 @@ async fn a_cancelled_request_releases_its_permit() {
 }
 
 /// The longest wait of the layer also bounds the wait in the queue of a leaky bucket. Cancelled
-/// requests leave this queue.
+/// requests leave the queue of the leaky bucket.
 #[tokio::test(start_paused = true)]
 async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let server = Server::scripted(vec![reply(200, &[])]);
@@ -338,8 +338,8 @@ async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let client = layer.layer(server.client::<Full<Bytes>>());
     let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
-    // Cancel three requests. If they stayed in the queue, each of them would add one second to the
-    // wait of later requests.
+    // Cancel three requests. If the cancelled requests stayed in the queue, each of them would add
+    // one second to the wait of later requests.
     for _ in 0..3 {
         let limit = std::time::Duration::from_millis(1);
         let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;

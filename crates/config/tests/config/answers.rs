@@ -90,7 +90,7 @@ fn mistakes_are_reported() {
     );
 }
 
-/// Regression test: an error in this map must be reported only once.
+/// Regression test: an error in the map must be reported only once.
 #[test]
 fn a_repeated_condition_on_a_response_is_one_mistake() {
     let rules = "rules: [{name: a, limits: [5/min], count: {status: 401, status: 403}}]\n";

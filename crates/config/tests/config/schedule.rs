@@ -26,8 +26,8 @@ fn mistakes(when: &str) -> Vec<String> {
     mistakes.iter().map(ToString::to_string).collect()
 }
 
-/// The limit is one request per night, for the nights that begin on Monday to Friday. Other
-/// requests are not limited: those during the day, on weekends or for other paths.
+/// The limit is one request per night, for the nights that begin on Monday to Friday. All other
+/// requests are not limited: requests during the day, on weekends, or for other paths.
 #[test]
 fn a_schedule_applies_on_every_listener() {
     let rules = Config::parse(FILE).unwrap().rules;

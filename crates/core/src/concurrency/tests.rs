@@ -1,5 +1,5 @@
-//! Tests that simulate a service with several workers in virtual time. They check the resulting
-//! limit and the latency seen by clients.
+//! Tests that simulate a service with several workers in virtual time. The simulations check the
+//! resulting limit and the latency seen by clients.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A simulated service. Each of its `workers` serves one request at a time, in `latency`
+/// A simulated service. Each of the service's `workers` serves one request at a time, in `latency`
 /// microseconds. Other requests wait in a queue.
 struct Service {
     workers: usize,

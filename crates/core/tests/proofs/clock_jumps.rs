@@ -19,8 +19,8 @@ const NOW: u64 = 1_700_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
-/// Generates a clock jump. It is larger than the difference between the threads' clock readings
-/// that a store tolerates.
+/// Generates a clock jump. The jump is larger than the difference between the threads' clock
+/// readings that a store tolerates.
 fn jump() -> impl Strategy<Value = u64> {
     prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
 }
@@ -166,8 +166,8 @@ proptest! {
             return Ok(());
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
-        // Make the store detect the jump now. Otherwise, the first charge could be so late that the
-        // store treats the remaining difference as normal lag.
+        // Make the store detect the jump now. Without this call, the first charge could be so late
+        // that the store treats the remaining difference as normal lag.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);
@@ -254,7 +254,7 @@ fn a_small_step_back_counts_as_the_latest_instant() {
 }
 
 /// If a decision charges keys in several shards, all of these shards use the same instant, even if
-/// some of them have seen later instants.
+/// some shards have seen later instants.
 #[test]
 fn shards_locked_together_step_back_together() {
     let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
@@ -297,7 +297,7 @@ fn a_lease_renewed_over_another_algorithm_is_held() {
     let (limits, store) = (two_at_once(), one_shard());
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
-    // These limits replace the concurrency limit, and thus its leases, with a count per hour.
+    // The new limits replace the concurrency limit, and thus its leases, with a count per hour.
     let rate = Rate {
         count: 10,
         period: Span::from_secs(3_600),
@@ -349,7 +349,7 @@ fn leases_from_the_future_are_still_held() {
     }
 }
 
-/// A client that acquired a slot while the clock was ahead has crashed. Its slot becomes free one
+/// A client that acquired a slot while the clock was ahead has crashed. The slot becomes free one
 /// lease after the jump was detected, not one lease after the future instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {

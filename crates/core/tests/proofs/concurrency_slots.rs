@@ -358,7 +358,7 @@ fn a_renewal_without_room_is_not_reported_as_lost() {
     assert_eq!(renewal, Renewal::Unknown);
 }
 
-/// Slots acquired at the same instant share an entry in the state. When they are renewed at
+/// Slots acquired at the same instant share an entry in the state. When the slots are renewed at
 /// different instants, each slot needs a separate entry.
 #[test]
 fn leases_of_the_same_instant_are_renewed_one_by_one() {

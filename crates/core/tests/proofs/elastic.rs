@@ -98,8 +98,8 @@ fn a_stretched_log_refunds_at_most_its_charge() {
             .take_while(|_| ask(&store, stretched, (0, 1), Effect::Charge).allowed)
             .count();
         assert!(spent > 10, "{kind:?}");
-        // A unit is refunded under the original limits. For every kind of limit, this must free
-        // exactly one unit of the stretched limits.
+        // A unit is refunded under the original limits. For every kind of limit, the refund must
+        // free exactly one unit of the stretched limits.
         ask(&store, &limits, (0, 1), Effect::Refund);
         assert!(
             ask(&store, stretched, (0, 1), Effect::Charge).allowed,

@@ -84,7 +84,7 @@ fn bounds() -> impl Strategy<Value = MemoryBounds> {
 }
 
 /// Returns a short or a long key. The key usually contains `sizes`, which selects the limits. Every
-/// third key does not contain `sizes`, so that these keys are charged under changing limits.
+/// third key does not contain `sizes`, so that the keys are charged under changing limits.
 fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     let mut key = number.to_le_bytes().to_vec();
     if !number.is_multiple_of(3) {
@@ -149,8 +149,8 @@ proptest! {
                 prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());
             } else if uncounted {
-                // The store did not count all of these charges, so it is unknown which units of the
-                // keys it must remember.
+                // The store did not count all of the charges, so the test cannot know which units
+                // of the keys the store must remember.
                 kept.retain(|key, _| rules.iter().all(|rule| rule.key != *key));
             } else {
                 let each = outcomes.chunks(sizes[wave.sizes].len());

@@ -1,6 +1,6 @@
-//! Property tests. They compare every algorithm with a simple reference model (its twin), and check
-//! every documented guarantee over all intervals. They also test the store with floods of keys,
-//! concurrent threads, restarts and changed limits.
+//! Property tests. The tests compare every algorithm with a simple reference model (its twin), and
+//! check every documented guarantee over all intervals. The tests also check the store with floods
+//! of keys, concurrent threads, restarts and changed limits.
 //!
 //! A failing property prints its smallest counterexample and its seed. Former counterexamples are
 //! named tests in `regressions`.

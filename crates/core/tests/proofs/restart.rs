@@ -21,7 +21,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Creates a store with many shards. In these tests, the stores that write snapshots have one
+/// Creates a store with many shards. In the restart tests, the stores that write snapshots have one
 /// shard.
 fn many_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())

@@ -230,7 +230,7 @@ fn the_refund_ledger_is_bounded() {
         let (receipt, outcome) = reserve(&store, &rule.charge(8), 0);
         assert!(outcome.allowed, "key {number} finds room");
         // The ledger does not record the refund of a key's last charge, so make another charge
-        // afterwards.
+        // after this one.
         reserve(&store, &rule.charge(1), 0);
         let now = Timestamp::from_micros(0);
         store.settle(&[rule.charge(8)], receipt, &[Settlement { unused: 7 }], now);

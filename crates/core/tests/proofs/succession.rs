@@ -124,7 +124,8 @@ proptest! {
     ) {
         let (old, store) = (rule(&before), one_shard());
         // If the first server knows the second server's limits, it keeps the number of spent units.
-        // If not, it keeps the time that the spent units take to drain.
+        // If the first server does not know these limits, it keeps the time that the spent units
+        // take to drain.
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
         let left = ask(&store, &old, now, 1, Effect::Look);
@@ -343,8 +344,8 @@ fn a_refund_after_a_change_lengthens_no_wait() {
 }
 
 /// A sliding window log that counts denied requests keeps at most as many units as its limit. A
-/// refund under a lower limit first drops the units that exceed the lower limit. These units can be
-/// in several entries of the log.
+/// refund under a lower limit first drops the units that exceed the lower limit. The dropped units
+/// can be in several entries of the log.
 #[test]
 fn a_refund_after_a_log_was_lowered_frees_one_unit() {
     let rate = |count| Rate {
@@ -497,8 +498,8 @@ fn the_largest_limits_change() {
 }
 
 /// A shard's refund ledger can record a few hundred conversions of keys to other limits. If a key
-/// has no spent units, its conversion is not recorded. Therefore, it cannot fill the ledger, and
-/// the refund of another key still succeeds.
+/// has no spent units, its conversion is not recorded. Therefore, the key cannot fill the ledger,
+/// and the refund of another key still succeeds.
 #[test]
 fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     let store = MemoryStore::new(MemoryBounds {

@@ -91,7 +91,7 @@ fn threads_on_two_keys_charge_both_or_neither() {
 
 /// Three threads charge overlapping pairs of three keys, and a fourth thread looks at all three
 /// keys. Each charge adds one unit to two keys, and the fourth thread never sees a partial
-/// decision. Therefore, it must always see an even sum of the three counts.
+/// decision. Therefore, the fourth thread must always see an even sum of the three counts.
 #[test]
 fn decisions_are_atomic_to_readers() {
     let store = MemoryStore::new(MemoryBounds::default());

@@ -1,8 +1,9 @@
 //! The twin: a reference model for every kind of limit, as simple as possible.
 //!
 //! The model's state is a water level, a number of tokens, or a list of all charges. The model
-//! computes with wide integers, without rounding. It finds each wait time by searching for the
-//! first instant at which its own decision changes. It shares no arithmetic with the algorithms.
+//! computes with wide integers, without rounding. The model finds each wait time by searching for
+//! the first instant at which its own decision changes. The model shares no arithmetic with the
+//! algorithms.
 
 use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, RetryAfter, Span, Timestamp, Window, bounds,

@@ -22,8 +22,8 @@ proptest! {
 
     /// Compares two queues that are equal, except that only the first queue has a maximum wait
     /// time, `longest`. The first queue admits a request if the second queue admits it with a delay
-    /// of at most `longest`. A denied request changes nothing. It is admitted after its wait time,
-    /// but not one microsecond earlier.
+    /// of at most `longest`. A denied request changes nothing. The request is admitted after its
+    /// wait time, but not one microsecond earlier.
     #[test]
     fn a_wait_over_the_maximum_never_joins_the_queue(
         limit in strategies::plain_limit(Kind::Queue),

@@ -153,7 +153,7 @@ impl World {
     }
 
     /// Returns the decision for the block that ends last. If several blocks end at the same time,
-    /// the first one is used.
+    /// the first of these blocks is used.
     fn blocked(&self, asks: &[(&Rule, u64)], now: u64) -> Option<Decision> {
         let blocks = asks.iter().map(|(rule, _)| self.blocks.get(&rule.key));
         let standing = blocks.map(|until| until.copied().filter(|until| *until > now));

@@ -81,8 +81,8 @@ fn folder() -> PathBuf {
     std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
 }
 
-/// Returns true for a file with cases for Envoy's rate limit service. These cases use descriptors
-/// and run against the gRPC listener, so they are skipped here.
+/// Returns true for a file with cases for Envoy's rate limit service. Such cases use descriptors
+/// and run against the gRPC listener, so this runner skips them.
 #[expect(clippy::print_stdout, reason = "a skipped file is printed")]
 fn has_another_format(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy());

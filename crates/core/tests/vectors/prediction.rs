@@ -30,15 +30,15 @@ pub(crate) enum Instants {
 pub(crate) struct Prediction {
     instants: Instants,
     precision: Span,
-    /// Whether a denial predicts the results of later requests. It does not if denied requests are
-    /// counted, because each denial then changes the result of the next request.
+    /// Whether a denial predicts the results of later requests. A denial predicts nothing if denied
+    /// requests are counted, because each denial then changes the result of the next request.
     predicts: bool,
     denial: Option<Denial>,
 }
 
 struct Denial {
-    /// The end of the wait. Because of rounding, it can be up to `precision` too late. `None` if
-    /// the request is never admitted.
+    /// The end of the wait. Because of rounding, the end can be up to `precision` too late. `None`
+    /// if the request is never admitted.
     until: Option<Timestamp>,
     /// The next instant at which a request is sent.
     again: Timestamp,
@@ -61,8 +61,8 @@ impl Prediction {
         self.instants == Instants::Halving && denial.is_some_and(|denial| now < denial.again)
     }
 
-    /// Records the response at `now`. If it differs from the prediction, returns a description of
-    /// the difference.
+    /// Records the response at `now`. If the response differs from the prediction, returns a
+    /// description of the difference.
     pub(crate) fn check(&mut self, now: Timestamp, answer: &Answer) -> Option<&'static str> {
         let latest = self.predicts.then(|| Denial::of(answer, now)).flatten();
         let earlier = std::mem::replace(&mut self.denial, latest);

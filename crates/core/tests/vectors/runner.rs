@@ -16,7 +16,7 @@ use super::{
 
 /// A system under test.
 pub(crate) trait Subject {
-    /// The resolution of the responses. Wait times are rounded up to this resolution.
+    /// The resolution of the responses. Wait times are rounded up to the resolution.
     const PRECISION: Span = Span::from_micros(1);
 
     /// The instants of a `generate` operation at which a request is sent to the system under test.

@@ -190,8 +190,8 @@ async fn descriptors_with_one_key_keep_their_order_in_redis() {
     );
 }
 
-/// Every denied hit is counted in Redis, even if the same key was denied immediately before.
-/// Otherwise, a refund would free capacity too early.
+/// Every denied hit is counted in Redis, even if the same key was denied immediately before. If a
+/// denied hit were not counted, a refund would free capacity too early.
 #[tokio::test]
 async fn every_denied_hit_is_counted_in_redis() {
     let shop = Shop::open(&[]).await;
@@ -284,8 +284,8 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // At this point, the request has sent the query that chooses a leading quota, or is sending
-        // it now.
+        // At this point, the request has sent the query that chooses a leading quota, or is just
+        // sending the query.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
         // The next store call charges the request.

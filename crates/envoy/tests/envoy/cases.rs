@@ -43,8 +43,8 @@ fn envoy_load_errors_match_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The test runner must reject incorrect expectations. Otherwise, it would not detect defects in
-/// the service either.
+/// The test runner must reject incorrect expectations. A runner that accepts them would not detect
+/// defects in the service either.
 #[tokio::test]
 async fn wrong_envoy_cases_fail() {
     let text = "

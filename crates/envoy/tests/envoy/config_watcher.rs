@@ -170,9 +170,9 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     assert_eq!(disk.ask("d3").await, Some((100, 98)));
 }
 
-/// Tests the layout of a mounted ConfigMap. The files are symbolic links into a folder, and the
-/// path of this folder is also a symbolic link. Kubernetes updates the files by replacing the link
-/// to the folder.
+/// Tests the layout of a mounted ConfigMap. The files in a mounted ConfigMap are symbolic links
+/// into a folder, and the path of this folder is also a symbolic link. Kubernetes updates the files
+/// by replacing the link to the folder.
 #[tokio::test]
 async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     let folder = TempDir::new().unwrap();

@@ -1,7 +1,7 @@
 //! Expected responses for cases in which envoyproxy/ratelimit has a defect and Tidegate does not.
 //!
-//! Such a case is marked as a bug in its `quirk` field. The expectation in the case file remains
-//! unchanged, because it documents envoyproxy/ratelimit's response.
+//! The `quirk` field of a corrected case marks it as a bug. The expectation in the case file
+//! remains unchanged, because it documents envoyproxy/ratelimit's response.
 
 use crate::format::{Case, Expect};
 

@@ -276,8 +276,7 @@ fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     }
 }
 
-/// These variables are read by the program's OpenTelemetry exporters, regardless of the
-/// configuration.
+/// The program's OpenTelemetry exporters read these variables, regardless of the configuration.
 #[test]
 fn the_variables_of_opentelemetry_are_not_ignored() {
     let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");

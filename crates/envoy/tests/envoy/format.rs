@@ -87,7 +87,7 @@ fn unknown() -> String {
 }
 
 /// The expected response to a step. Unless an error is expected, every field is compared. A field
-/// that is missing here must also be missing in the response.
+/// that is missing in the case must also be missing in the response.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {

@@ -33,7 +33,7 @@ enum Step {
         actual: u64,
     },
     Report(u32),
-    /// An ordinary request. Its hits are counted even if it is denied.
+    /// An ordinary request. The hits of an ordinary request are counted even if it is denied.
     Request(u32),
     /// Advances the clock by this number of seconds.
     Pass(u64),

@@ -302,8 +302,8 @@ async fn envoy_is_limited_by_the_limits_file() {
     }
     assert_eq!(codes[..3], [Code::Ok; 3]);
     assert_eq!(codes[3..], [Code::OverLimit; 2]);
-    // The per-user limit does not apply, because its variable has no value. The other limit has 7
-    // of 10 hits left.
+    // The per-user limit does not apply, because its variable has no value. The limit for all users
+    // has 7 of 10 hits left.
     let mut anonymous = request("api", &[&[("req.method", "POST")]]);
     anonymous.hits_addend = 7;
     let answer = started.service.should_rate_limit(&anonymous).await.unwrap();

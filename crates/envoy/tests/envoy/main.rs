@@ -1,4 +1,4 @@
-//! Tests of Envoy's rate limit service. They run the cases of every `envoy*.yaml` file in the
+//! Tests of Envoy's rate limit service. The tests run the cases of every `envoy*.yaml` file in the
 //! `vectors/` folder against the service and each of its listeners. The environment variable
 //! `TIDEGATE_VECTORS` can name another folder.
 #![allow(

@@ -80,8 +80,8 @@ async fn a_single_denying_quota_prevents_charging_others() {
     }
 }
 
-/// Several quotas deny a request once all of them are over their limits. From then on, the other
-/// rules are not charged.
+/// Several quotas deny a request once all of them are over their limits. Once the quotas deny the
+/// request, the other rules are not charged.
 #[tokio::test]
 async fn quotas_prevent_charging_others_once_all_are_over() {
     for settings in [&[TOGETHER][..], &[TOGETHER, CACHED]] {
@@ -138,7 +138,7 @@ async fn a_peeked_quota_counts_as_one_of_the_quotas() {
 }
 
 /// A refund in the same request does not free capacity for a descriptor that is known to be over
-/// its limit. The other descriptors are not charged.
+/// its limit. All other descriptors are not charged.
 #[tokio::test]
 async fn a_cached_denial_holds_for_the_whole_request() {
     let started = started(TEXT, &[TOGETHER, CACHED]);

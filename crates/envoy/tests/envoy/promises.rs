@@ -193,8 +193,8 @@ fn ask_often(service: &Arc<RateLimitService>, times: u32) -> u32 {
     u32::try_from((0..times).filter(ask).count()).unwrap()
 }
 
-/// With `detailed_metric`, values from requests become part of metric labels. Clients choose these
-/// values, so they must not be able to exhaust memory.
+/// With `detailed_metric`, values from requests become part of metric labels. Clients choose the
+/// label values, so they must not be able to exhaust memory.
 #[tokio::test]
 async fn envoy_metrics_are_bounded() {
     let text = "domain: two\ndescriptors: [{key: k, detailed_metric: true, rate_limit: {unit: hour, requests_per_unit: 1}}]";

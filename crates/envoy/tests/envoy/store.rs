@@ -22,8 +22,8 @@ descriptors:
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 4}}
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
-/// Returns a client for an unreachable Redis. The client has already failed to connect. It runs on
-/// the caller's async runtime.
+/// Returns a client for an unreachable Redis. The client has already failed to connect. The client
+/// runs on the caller's async runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
     redis.wait_for_first_attempt().await.unwrap_err();
@@ -171,7 +171,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
         ..request()
     };
     server.pause();
-    // From here on, the clock is paused and advances only when all tasks are waiting.
+    // After this line, the clock is paused and advances only when all tasks are waiting.
     tokio::time::pause();
     let (began, within) = (Instant::now(), Duration::from_millis(20));
     let asked = started
@@ -186,7 +186,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// After the deadline, no query is sent. Otherwise, Redis would charge hits again that the local
+/// After the deadline, no query is sent. A later query would charge hits in Redis that the local
 /// fallback has already charged.
 #[tokio::test]
 async fn the_store_is_not_asked_after_the_deadline() {

@@ -43,7 +43,7 @@ descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 2}}
 ";
 
-/// A client of the listener. Each descriptor in its requests has one entry.
+/// A client of the listener. Each descriptor in the client's requests has one entry.
 struct Caller {
     client: Client,
     domain: &'static str,
@@ -457,7 +457,7 @@ async fn a_reservation_holds_all_counters_or_none() {
     assert_eq!(caller.left("user").await, 90);
     assert!(caller.commit(&["user", "user"], &id, 4).await);
     assert_eq!(caller.left("user").await, 94);
-    // A rule in shadow mode does not deny a reservation. However, if it would have denied the
+    // A rule in shadow mode does not deny a reservation. However, if the rule would have denied the
     // reservation, nothing is held on its counter. The limit of `trial` is 2, so the first and the
     // second reservation hold one unit each, and the third reservation holds none.
     let all = ["trial", "user"];

@@ -209,7 +209,7 @@ async fn a_raised_limit_takes_effect_despite_the_local_cache() {
     let mut client = listener.connect().await;
     let entries = [("api_key", "acme")];
     assert_eq!(admitted(&mut client, &entries).await, 3);
-    // The denied hits were counted as far as the cache did not answer: 4 of 20.
+    // 4 of 20 denied hits were counted: those that reached the store instead of the cache.
     set(&listener, "envoy:shop/api_key", &["acme"], "10/min").await;
     assert_eq!(admitted(&mut client, &entries).await, 6);
     remove(&listener, "envoy:shop/api_key", &["acme"]).await;

@@ -215,8 +215,8 @@ async fn a_reload_takes_effect_at_once() {
             .exposition()
             .contains("tidegate_quota_buckets 0\n")
     );
-    // The Envoy keeps reporting. Its assignment stays the same until a quota matches the bucket
-    // again.
+    // The Envoy keeps reporting. The assignment of the Envoy stays the same until a quota matches
+    // the bucket again.
     envoy.report(ALICE, 1, 0).await;
     assert_eq!(envoy.assigned().await.1, ALLOW_ALL);
     listener.reload(QUOTAS);

@@ -1,5 +1,5 @@
-//! Tests of `RateLimitService`'s wire format. Its decisions are tested with the case files in
-//! `vectors/`.
+//! Tests of `RateLimitService`'s wire format. The case files in `vectors/` test the service's
+//! decisions.
 
 use std::time::Duration;
 

@@ -934,9 +934,9 @@ fn fast_sequences() -> Vec<Vec<Algorithm>> {
     sequences.split_off(1)
 }
 
-/// The fast path and `check` make the same decisions for the same requests. Reservations are used
-/// to call `check`, because the fast path does not support them. Each of the two can read the
-/// values that the other has written.
+/// The fast path and `check` make the same decisions for the same requests. The test calls `check`
+/// with reservations, because the fast path does not support reservations. The fast path can read
+/// the values that `check` has written, and `check` can read those of the fast path.
 #[test]
 fn the_fast_path_decides_as_check_does() {
     let (mut fast, mut general) = (Bench::new(), Bench::new());

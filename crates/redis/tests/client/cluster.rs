@@ -37,7 +37,7 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
-    // The first node owns slot 0. It is also the seed.
+    // The first node owns slot 0. The first node is also the seed.
     let fixture = fixture(&cluster);
     fixture.until_decided("first").await;
     for key in 0..60 {
@@ -116,7 +116,7 @@ async fn keys_of_every_server_are_listed(fixture: &StoreFixture) {
 }
 
 /// Charges two keys at a time, usually in two slots. One of the two keys is the same in all
-/// requests. In the end, its limit is exhausted.
+/// requests. At the end, the limit of the common key is exhausted.
 async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
     let charge =
         |key: &'static str| Charge::new(key.as_bytes(), &fixture.limits, Cost::ONE).unwrap();
@@ -233,8 +233,8 @@ fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
         })
 }
 
-/// Without a slot map, a listing fails. It does not return an empty page, because an empty page
-/// would mean that there are no keys.
+/// Without a slot map, a listing fails. The listing does not return an empty page, because an empty
+/// page would mean that there are no keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keys_of_an_unreachable_cluster_are_not_listed_as_none() {
     let nobody = "redis://127.0.0.1:1";

@@ -29,8 +29,8 @@ fn limit(kind: Kind, count: u64) -> Limit {
     Limit::new(kind.algorithm(5, rate, 2)).unwrap()
 }
 
-/// Returns rules with a limit of this kind: the limit alone; the limit, which also counts denied
-/// requests; the limit together with another limit; and the limit twice.
+/// Returns rules with a limit of this kind: the limit alone, the limit with counted denials, the
+/// limit together with another limit, and the limit twice.
 fn rules(kind: Kind) -> Vec<Limits> {
     let own = || limit(kind, 5);
     let all = [
@@ -91,8 +91,8 @@ impl Pair {
     }
 }
 
-/// After the clock has been set back, the limits of a key deny requests at first. Then they refill
-/// like the limits of an exhausted key: within a minute, or at the end of the month.
+/// After the clock has been set back, the limits of a key deny requests at first. Within a minute,
+/// or at the end of the month, the limits then refill like the limits of an exhausted key.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -345,9 +345,9 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 let asked = right.check(charges, Effect::Charge, &mut outcomes);
                 asked.await.unwrap();
             }
-            // Requests exhaust the limit while the clock is ahead. Then the clock is set back. The
-            // conversion's ledger is kept for 12 hours, in which five units drain, even by the
-            // clock that is ahead.
+            // Requests exhaust the limit while the clock is ahead. The clock is set back after
+            // these requests. The conversion's ledger is kept for 12 hours, in which five units
+            // drain, even by the clock that is ahead.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {

@@ -1,5 +1,5 @@
-//! Tests requests with limits in several slots of a cluster. Many requests are sent at the same
-//! time.
+//! Tests requests with limits in several slots of a cluster. The tests send many requests at the
+//! same time.
 
 use std::{
     sync::Arc,

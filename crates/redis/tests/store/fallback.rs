@@ -320,7 +320,7 @@ async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
 }
 
 /// If a request with a different cost is charged, the earlier cached denials of the key must be
-/// dropped. They would report too many remaining units and too short a wait.
+/// dropped. An old cached denial would report too many remaining units and too short a wait.
 #[tokio::test]
 async fn a_charge_drops_the_cached_denials_of_its_key() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -417,7 +417,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     );
     assert!(is_blocked(ask(&one, b"kept").await, Source::Local));
     assert!(is_blocked(ask(&one, b"lost").await, Source::Local));
-    // This Redis has no persistence, so the restart loses its data.
+    // The Redis server in this test has no persistence, so the restart loses its data.
     redis.restart();
     until("the block that Redis lost is lifted", || !blocked(b"lost")).await;
 }
@@ -479,8 +479,8 @@ async fn an_abandoned_slot_is_released() {
     let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
-    // The server runs these requests after the abandoned request. Once the server has replied to
-    // them, the abandoned request has therefore been charged.
+    // The server runs the second group of requests after the abandoned request. Once the server has
+    // replied to them, the abandoned request has therefore been charged.
     let held: Vec<_> = [
         reserve(&node, &limits).await,
         reserve(&node, &limits).await,

@@ -88,7 +88,7 @@ async fn schedules_decide_as_in_memory() {
     }
 }
 
-/// Tests sliding window logs that are long enough to be changed in place. Some of their windows
+/// Tests sliding window logs that are long enough to be changed in place. Some windows of the logs
 /// become partly empty, some become completely empty, and some never become empty.
 #[tokio::test]
 async fn long_logs_decide_as_in_memory() {

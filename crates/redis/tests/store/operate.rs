@@ -265,7 +265,8 @@ async fn keys_are_small_and_expire_by_themselves() {
 #[tokio::test]
 async fn the_keys_of_a_rule_are_listed() {
     for server in Server::each() {
-        // The first prefix contains `*`. As a pattern, it would also match the second prefix.
+        // The first prefix contains `*`. As a pattern, the first prefix would also match the second
+        // prefix.
         let store = RedisStore::connect(&server.url(), "t*g").await.unwrap();
         let other = RedisStore::connect(&server.url(), "tig").await.unwrap();
         let limits = limits(&["2/d"]);

@@ -23,7 +23,7 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let at = |seconds: u64| Timestamp::from_micros(START + seconds * SECOND);
         let mut receipts = Vec::new();
-        // The first charge is refunded long after it was made. The other charges are refunded at
+        // The first charge is refunded long after it was made. All other charges are refunded at
         // the time of the last charge.
         for (reserved, settles) in [(0, false), (3_600, true), (4_000, false)] {
             let now = at(reserved);
@@ -45,9 +45,9 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
     }
 }
 
-/// A rule's algorithm or rate is changed and changed back while a request is in progress.
-/// Meanwhile, the state has been converted and has drained under the other limits, so the request's
-/// refund must not reduce the charges of later requests.
+/// A rule's algorithm or rate is changed and changed back while a request is in progress. While the
+/// request is in progress, the state is converted and drains under the other limits, so the
+/// request's refund must not reduce the charges of later requests.
 #[tokio::test]
 async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     const QUOTA: u64 = 10;
@@ -60,7 +60,7 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut start = START;
         for kind in Kind::ALL {
-            // The other limits either have the same algorithm but drain immediately, or have a
+            // The other limits have the same algorithm but drain immediately, or they have a
             // different algorithm.
             let other = if kind == Kind::Gcra {
                 Kind::TokenBucket
@@ -118,9 +118,9 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     }
 }
 
-/// A request holds a concurrency slot of a rule. Then the rule's algorithm is changed to an
-/// algorithm to which no counts can be converted. A refund under the new limits leaves the value
-/// unchanged, so the slot is still held and can be renewed.
+/// A request holds a concurrency slot of a rule. While the slot is held, the rule's algorithm
+/// changes to an algorithm to which no counts can be converted. A refund under the new limits
+/// leaves the value unchanged, so the slot is still held and can be renewed.
 #[tokio::test]
 async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
     let of = |kind: Kind, count| {

@@ -16,7 +16,7 @@ use crate::{START, differential::strategies::Kind, server::Server};
 enum Meanwhile {
     Nothing,
     /// A charge is denied. One of the limits counts the denied charge. The other limits do not
-    /// count it, so their stored windows and buckets contain no units.
+    /// count the denied charge, so their stored windows and buckets contain no units.
     Denied,
     Blocked,
     /// The new limits have other kinds.
@@ -35,7 +35,8 @@ struct Case {
     lease: u64,
     meanwhile: Meanwhile,
     /// The lease is renewed when the limit with this index has reset. If there is no limit with
-    /// this index, the lease is renewed after this number of half lease durations.
+    /// this index, the index is the number of half lease durations after which the lease is
+    /// renewed.
     which: usize,
     /// Whether the lease is renewed one microsecond before the instant that `which` selects (0),
     /// exactly at the instant (1), or one microsecond after it (2).

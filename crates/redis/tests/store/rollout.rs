@@ -33,8 +33,8 @@ async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, Retry
     (decided.unwrap(), retry)
 }
 
-/// Sends requests to both stores in turn, and then many requests at the same time. Returns the
-/// number of admitted requests.
+/// Sends requests to both stores in turn, and then sends many requests at the same time. Returns
+/// the number of admitted requests.
 async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> usize {
     let mut decisions = Vec::new();
     for turn in 0..300 {

@@ -56,8 +56,8 @@ impl RedisServer {
         })
     }
 
-    /// Starts a cluster of one node that owns all slots. Like every cluster, it refuses calls with
-    /// keys in different slots.
+    /// Starts a cluster of one node that owns all slots. The node refuses calls with keys in
+    /// different slots, as every cluster does.
     pub fn slotted(program: &'static str) -> Self {
         let server = Self::node(program, &[]);
         assert_eq!(

@@ -456,8 +456,8 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
     );
 }
 
-/// If a rule gets the same number of different key entries, the key of an old block could match
-/// requests that have the same values in the new entries.
+/// If a reload replaces a rule's key entries, the key of an old block could match requests that
+/// have the blocked values in the new entries.
 #[test]
 fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     let listener = TestListener::open();

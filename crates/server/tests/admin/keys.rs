@@ -51,7 +51,7 @@ fn inspecting_a_key_shows_every_limit_and_charges_nothing() {
     );
 }
 
-/// Removes the capacity from policies. Other tests cover its format.
+/// Removes the capacity from policies. Other tests cover the format of policies.
 fn without_capacity(document: &Value) -> Value {
     let mut document = document.clone();
     for limit in document["limits"].as_array_mut().unwrap() {

@@ -11,8 +11,8 @@ use crate::{
     support::{RedisServer, eventually},
 };
 
-/// Starts a node. Its active rules admit 10 requests per hour, and its candidate rules admit only
-/// 3.
+/// Starts a node. The node's active rules admit 10 requests per hour, and its candidate rules admit
+/// only 3.
 fn start(redis: &RedisServer) -> Node {
     let node = Node::start(&redis.url());
     node.until_up(true);

@@ -145,7 +145,8 @@ fn every_listener_enforces_a_block() {
     }
 }
 
-/// No limit applies to such a request, so Redis is not queried for the state of limits.
+/// No limit applies to a blocked request without rules, so Redis is not queried for the state of
+/// limits.
 #[test]
 fn a_blocked_request_without_rules_is_explained_without_redis() {
     let redis = RedisServer::start();

@@ -105,7 +105,7 @@ fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
     let node = Node::start(&redis.url());
     node.until_up(true);
     // The client sends more commands than fit into the queue to Redis. If all commands were queued
-    // at the same time, the commands that do not fit would be decided by the fallback.
+    // at the same time, the fallback would decide the commands that do not fit.
     let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
     let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
     let (_, answers) = answer.split_once("*10000\r\n").unwrap();

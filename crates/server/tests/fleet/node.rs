@@ -129,8 +129,8 @@ impl Node {
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }
 
-    /// Sets the node's clock like [`Self::at_millis`]. In calls of this node, the clock of Redis is
-    /// set to the same time.
+    /// Sets the node's clock like [`Self::at_millis`]. In calls of this node, the clock of Redis
+    /// has the same time.
     pub(crate) fn at_millis_with_redis(&self, millis: u64) {
         self.at_millis(millis);
         let store = self.limiter.redis_store().unwrap().store();

@@ -15,7 +15,7 @@ const USER: [(&str, &str); 1] = [("user", "u")];
 /// The expiry queue in Redis.
 const EXPIRY_QUEUE: &str = "test#{reservations}";
 
-/// Starts two nodes. The clocks of both nodes and of Redis are set by the test.
+/// Starts two nodes. The test sets the clocks of both nodes and of Redis.
 fn nodes() -> (RedisServer, Node, Node) {
     let (redis, a, b) = two_nodes();
     a.at_millis_with_redis(0);
@@ -318,7 +318,8 @@ fn a_server_without_the_rules_leaves_a_reservation_to_others() {
     assert_eq!(left(&b, "u"), 1_000);
 }
 
-/// Most requests end within 100 ms. Their reservations must not cost a write to the expiry queue.
+/// Most requests end within 100 ms. The reservations of short requests must not cost a write to the
+/// expiry queue.
 #[test]
 fn a_reservation_that_is_settled_soon_is_not_written() {
     let (redis, a, b) = nodes();

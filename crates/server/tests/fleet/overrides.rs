@@ -227,7 +227,7 @@ fn overrides_stay_in_effect_while_redis_is_down() {
 }
 
 /// Redis keeps only a list of the latest removals. A server that starts later must nevertheless
-/// read all overrides, even those that are older than the removals that Redis has discarded.
+/// read all overrides, even overrides that are older than the removals that Redis has discarded.
 #[test]
 fn a_new_server_reads_all_overrides_after_many_removals() {
     let redis = RedisServer::start();

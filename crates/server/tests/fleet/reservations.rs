@@ -64,7 +64,7 @@ pub(crate) fn renew(node: &Node, token: &str, ttl: u64) -> Result<Reservation, R
     node.run(node.limiter.renew_reservation(token, Span::from_secs(ttl)))
 }
 
-/// Returns the number of remaining units under the rule `log`. Finds this number by a binary search
+/// Returns the number of remaining units under the rule `log`. Finds the number by a binary search
 /// that makes and cancels reservations.
 pub(crate) fn left(node: &Node, user: &str) -> u64 {
     let (mut low, mut high) = (0, 1_001);
@@ -236,8 +236,7 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
     assert_eq!(window_spent(&a, "u"), 100);
 }
 
-/// After a reservation has ended, Redis remembers this until the reservation's newest token has
-/// expired.
+/// Redis remembers that a reservation has ended until the reservation's newest token has expired.
 #[test]
 fn an_old_token_ends_a_renewed_reservation_once() {
     let (redis, a, b) = two_nodes();

@@ -203,7 +203,7 @@ fn blocks_of_a_removed_rule_are_counted_by_its_name() {
     );
 }
 
-/// Redis also stores the names of the key entries. Without these names, a block on an address could
+/// Redis also stores the names of the key entries. Without the names, a block on an address could
 /// be shown as a block on a user.
 #[test]
 fn blocks_of_a_rule_with_another_key_are_counted() {

@@ -87,7 +87,7 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     assert_eq!(list["total"]["requests"], 0);
     assert_eq!(list["servers"], 1, "the killed node decided nothing");
     assert_eq!(top(&a, "?over=1h")["total"]["requests"], 19);
-    // A day later, these counts are too old to be included in any period.
+    // A day later, the counts are too old to be included in any period.
     publish(&a, MINUTE_MS * 60 * 26);
     assert_eq!(top(&a, "?over=1d")["total"]["requests"], 0);
 }
@@ -99,8 +99,8 @@ fn while_redis_is_down_each_node_answers_for_itself() {
     node.spend("open", "acme");
     drop(redis);
     node.until_up(false);
-    // These requests are decided by the fallback policy. The second request is denied by the
-    // policy, not because of its key.
+    // The fallback policy decides these requests. The second request is denied by the policy, not
+    // because of its key.
     assert!(node.spend("open", "acme").allowed);
     assert!(!node.spend("closed", "acme").allowed);
     let list = top(&node, "");

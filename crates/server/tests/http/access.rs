@@ -76,14 +76,13 @@ fn cross_site_browser_requests_are_rejected() {
             .connect()
             .ask("POST", "/v1/throttle", &[header], BODY.as_bytes());
         assert_eq!(answer.status, status, "{header:?}");
-        // In a forward-auth request, these headers come from a browser's request to another
-        // service.
+        // In a forward-auth request, the headers come from a browser's request to another service.
         assert_eq!(listener.authorize("", &[header]).status, 200, "{header:?}");
     }
 }
 
 /// If an attacker's host name resolves to this machine, the attacker's pages have the same origin
-/// as the listener. Requests from such pages can be recognised only by their host name.
+/// as the listener. Only the host name distinguishes requests from the attacker's pages.
 #[test]
 fn browser_requests_to_unknown_names_are_rejected() {
     let listener = TestListener::open("");

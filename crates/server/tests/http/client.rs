@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A response.

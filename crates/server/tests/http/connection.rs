@@ -198,8 +198,8 @@ fn a_stalled_request_is_disconnected() {
 fn a_client_that_never_reads_is_disconnected() {
     let listener = impatient();
     let mut client = listener.connect();
-    // The responses to these requests do not fit in the socket buffers. The client reads no
-    // response until the server has closed the connection.
+    // The responses to the requests do not fit in the socket buffers. The client reads no response
+    // until the server has closed the connection.
     let requests = request(BODY).repeat(1_000);
     for _ in 0..200 {
         client.send_what_fits(&requests);
@@ -223,7 +223,7 @@ fn a_shutdown_lets_the_request_finish() {
     busy.read_answer(false);
     busy.send(begin);
     let idle = listener.connect();
-    // When the listener has counted both connections, both are being served.
+    // When the listener has counted both connections, it serves both.
     while listener.listener.open() < 2 {
         std::thread::yield_now();
     }

@@ -43,7 +43,7 @@ fn a_check_counts_what_forward_auth_would_count() {
     assert_eq!(listener.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
-/// A rule may use a header name in upper case. A request that uses the same name must match.
+/// A rule may use a header name in upper case. A request with the same header name must match.
 #[test]
 fn header_names_are_compared_without_regard_to_case() {
     let listener = TestListener::open(

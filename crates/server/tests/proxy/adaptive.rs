@@ -242,7 +242,7 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-/// The maximum number of connections is a proxy setting. Reaching this maximum does not mean that
+/// The maximum number of connections is a proxy setting. Reaching the maximum does not mean that
 /// the upstream is overloaded.
 #[test]
 fn a_missing_free_connection_does_not_lower_the_limit() {

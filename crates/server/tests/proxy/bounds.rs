@@ -14,8 +14,8 @@ fn a_slow_request_head_times_out() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         let mut drip = drip;
-        // The client keeps sending header lines, but this must not extend the timeout for the
-        // request head.
+        // The client keeps sending header lines, which must not extend the timeout for the request
+        // head.
         while drip.write_all(b"a: b\r\n").is_ok() {
             std::thread::park_timeout(Duration::from_millis(20));
         }
@@ -54,7 +54,7 @@ fn a_slow_request_body_is_accepted() {
         connection.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
         connection.until_closed();
     });
-    // The upload takes longer than `timeouts.head`. This timeout starts only when the upload is
+    // The upload takes longer than `timeouts.head`. `timeouts.head` starts only when the upload is
     // complete.
     let listener = TestListener::with(upstream.url(), "timeouts: {idle: 10s, head: 1s}");
     let mut client = listener.connect();

@@ -145,8 +145,8 @@ fn an_incomplete_response_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The proxy has already forwarded the head when it detects the error. It must abort the client
-/// connection, so that the client does not mistake a partial body for the complete body.
+/// The proxy has already forwarded the head when it detects the error. The proxy must abort the
+/// client connection, so that the client does not mistake a partial body for the complete body.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
     for (handler, begins, failure) in [
@@ -225,8 +225,8 @@ fn a_protocol_switch_before_the_end_of_the_request_is_502() {
     assert_eq!(client.read_answer(false).status, 502);
 }
 
-/// A response to `HEAD` has no body. If bytes follow it anyway, they must not be read as the next
-/// response.
+/// A response to `HEAD` has no body. If bytes follow a response to `HEAD`, they must not be read as
+/// the next response.
 #[test]
 fn an_unexpected_body_closes_the_connection() {
     const BODY: &str = "HTTP/1.1 418 Smuggled\r\ncontent-length: 0\r\n\r\n";

@@ -20,7 +20,7 @@ use crate::{
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, PartialEq, Message)]

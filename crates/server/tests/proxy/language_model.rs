@@ -15,7 +15,7 @@ use crate::{
     upstream::{ServerConnection, Upstream},
 };
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A rule that charges tokens, with a limit that no test reaches.

@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
@@ -280,8 +280,8 @@ const SLOTS: usize = 20;
 
 /// The state of an upstream that responds before the uploads are complete.
 struct Uploads {
-    /// The number of uploads that have begun and that the proxy has not yet ended. It includes
-    /// uploads to which the upstream has already responded.
+    /// The number of uploads that have begun and that the proxy has not yet ended. The number
+    /// includes uploads to which the upstream has already responded.
     open: AtomicUsize,
     /// The highest number of open uploads so far.
     peak: AtomicUsize,

@@ -13,7 +13,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Opens a proxy with these rules and additional settings. Also returns its upstream.
+/// Opens a proxy with these rules and additional settings. Also returns the upstream of the proxy.
 fn limited(rules: &str, settings: &str) -> (Upstream, TestListener) {
     let upstream = Upstream::ok();
     let text = format!(
@@ -130,7 +130,7 @@ const ENTRIES: [&str; 18] = [
     "header.x_real_ip",
 ];
 
-/// Headers that the proxy adds to a request. Rules do not see these headers.
+/// Headers that the proxy adds to a request. Rules do not see headers that the proxy adds.
 const ADDED: [&str; 7] = [
     "via",
     "forwarded",
@@ -254,8 +254,8 @@ fn head() -> impl Strategy<Value = Head> {
         prop::sample::select(VALUES.to_vec()),
     );
     let lines = prop::collection::vec(line, 0..7);
-    // An `Upgrade` request needs two header lines. Random generation rarely produces both, so they
-    // are added here.
+    // An `Upgrade` request needs two header lines. Random generation rarely produces both lines, so
+    // they are added to some requests.
     let protocols = [
         "websocket",
         "WebSocket",
@@ -268,7 +268,7 @@ fn head() -> impl Strategy<Value = Head> {
         if let Some(protocol) = offer {
             lines.extend([("connection", "upgrade"), ("upgrade", protocol)]);
         }
-        // Over HTTP/2, the proxy makes its decision before it has read the body. If the body then
+        // Over HTTP/2, the proxy makes its decision before it has read the body. If the body
         // contradicts `content-length`, the request is reset although it has been charged.
         if matches!(wire, Wire::Http2) && body.is_some() {
             lines.retain(|line| *line != ("content-length", "000"));

@@ -88,7 +88,7 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     for _ in 0..3 {
         assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
         closed.recv().unwrap();
-        // When this response arrives, the proxy's worker has already noticed that the upstream
+        // When the response arrives, the proxy's worker has already noticed that the upstream
         // closed the other connection.
         assert_eq!(client.ask("GET", "/other", &[], b"").status, 200);
     }
@@ -96,7 +96,7 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
 }
 
 /// Returns an upstream that serves one request per connection, and closes the connection when a
-/// second request arrives. To the proxy, this looks like a stale connection.
+/// second request arrives. To the proxy, the closed connection looks like a stale connection.
 fn fickle() -> Upstream {
     Upstream::start(|connection| {
         connection.head().unwrap();

@@ -70,8 +70,8 @@ fn a_reload_names_the_settings_that_need_a_restart() {
     let old = file(&upstream, "");
     let reloaded = ReloadableListener::open(&old);
     let listen = old.replace("127.0.0.1:0\n", "127.0.0.1:1\n  max_connections: 7\n");
-    // The second reload reads the same file. The server has not been restarted, so the result is
-    // the same.
+    // The second reload reads the same file. The server has not been restarted, so both reloads
+    // have the same result.
     for _ in 0..2 {
         reloaded.reload(&listen).unwrap();
         let expected = ["proxy.listen", "proxy.max_connections"];

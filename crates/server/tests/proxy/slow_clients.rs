@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 client that never reads a response body.
@@ -155,8 +155,8 @@ fn a_body_is_complete_for_every_read_ahead_size() {
     }
 }
 
-/// The proxy buffers a response only up to a maximum size. Beyond this size, the upstream has to
-/// wait for the client, so a client that is too slow is disconnected.
+/// The proxy buffers a response only up to a maximum size. Beyond the maximum size, the upstream
+/// has to wait for the client, so a client that is too slow is disconnected.
 #[tokio::test]
 async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);

@@ -19,7 +19,7 @@ use hyper::{Request, Response, body::Incoming, server::conn::http2, service::ser
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::runtime;
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server that handles each connection with a function.
@@ -231,7 +231,8 @@ impl ServerConnection {
         }
     }
 
-    /// Reads an HTTP/2 frame. Returns its type and stream ID; `None` at the end of the stream.
+    /// Reads an HTTP/2 frame. Returns the frame's type and stream ID; `None` at the end of the
+    /// stream.
     pub(crate) fn frame(&mut self) -> Option<(u8, u32)> {
         while self.received.len() < 9 {
             if !self.read_more() {

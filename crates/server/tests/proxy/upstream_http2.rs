@@ -205,7 +205,7 @@ fn hinting(
         while let Some((kind, stream)) = connection.frame() {
             if kind == 1 {
                 let [a, b, c, d] = stream.to_be_bytes();
-                // These bytes encode `:status: 103` as a literal without indexing.
+                // The bytes encode `:status: 103` as a literal without indexing.
                 let interim = [0, 0, 5, 1, 4, a, b, c, d, 8, 3, b'1', b'0', b'3'];
                 connection.send(interim.repeat(counts.next().unwrap()));
                 // The frames of a head, and of an empty body that ends the stream.
@@ -233,7 +233,7 @@ fn too_many_interim_responses_are_502() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The other requests on the connection continue, and are not counted as endpoint failures.
+/// All other requests on the connection continue, and do not count as endpoint failures.
 #[test]
 fn too_many_interim_responses_fail_only_their_own_request() {
     let upstream = Upstream::start(|connection| {

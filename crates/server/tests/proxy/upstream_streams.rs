@@ -26,7 +26,7 @@ use tokio::{
 
 use crate::{listener::TestListener, slow_clients::ZeroWindowClient};
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 upstream that counts its connections.
@@ -296,7 +296,7 @@ async fn a_connection_that_recovers_gets_requests_again() {
 }
 
 /// When an endpoint restarts, its pooled connections are lost. Idempotent requests are then retried
-/// on a new connection, and this is not counted as an endpoint failure.
+/// on a new connection, and the lost connections do not count as endpoint failures.
 #[tokio::test]
 async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
     for (method, status) in [("GET", 200), ("POST", 502)] {

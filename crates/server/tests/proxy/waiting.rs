@@ -10,7 +10,7 @@ use crate::{
     listener::TestListener,
 };
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The maximum number of attempts, one per millisecond. In total, they take longer than any test
@@ -44,8 +44,8 @@ fn send(listener: &TestListener, number: usize) -> Client {
     client
 }
 
-/// Waits for the next request to reach the upstream. Returns its number, and the channel for its
-/// response.
+/// Waits for the next request to reach the upstream. Returns the request's number, and the channel
+/// for its response.
 fn arrival(upstream: &GatedUpstream) -> (usize, Sender<&'static str>) {
     match upstream.events.recv_timeout(TIMEOUT).unwrap() {
         Event::Arrived(number, answer) => (number, answer),

@@ -17,7 +17,7 @@ use tokio_tungstenite::{
 
 use crate::listener::TestListener;
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Starts a server that echoes messages, and closes the connection on request.

@@ -16,7 +16,7 @@ use tidegate_server::listener::resp;
 
 use crate::value::{Value, read_value};
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The initial time of every test's clock.

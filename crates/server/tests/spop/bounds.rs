@@ -86,7 +86,7 @@ fn a_client_that_reads_nothing_is_disconnected() {
     let mut client = listener.connect_and_handshake();
     let requests = notify((1, 1), &[]).repeat(1_000);
     // The client does not read the responses, so the agent first stops reading and then closes the
-    // connection. If the client's write timed out instead, the error would be `WouldBlock`.
+    // connection. If the client's write timed out, the error would be `WouldBlock`.
     let error = client.send_until_closed(&requests);
     let is_closed = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error);
     assert!(is_closed, "{error:?}");

@@ -15,7 +15,7 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::listener::spop::{self, SpopContext};
 
-/// A timeout that is longer than any test step takes. It makes a hanging test fail.
+/// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const HELLO: u8 = 1;
@@ -254,8 +254,8 @@ pub(crate) fn hello(max_frame_bytes: u32) -> Vec<u8> {
     frame(HELLO, 1, (0, 0), &payload)
 }
 
-/// Encodes the item `max-frame-size`. Its type, an unsigned 32-bit integer, is not used for
-/// arguments.
+/// Encodes the item `max-frame-size`. The type of the item, an unsigned 32-bit integer, is not used
+/// for arguments.
 pub(crate) fn max_frame_size(bytes: u32) -> Vec<u8> {
     let mut item = b"\x0emax-frame-size\x03".to_vec();
     item.extend(encoded(bytes.into()));

@@ -52,7 +52,7 @@ async fn a_denied_call_is_resource_exhausted_with_a_retry_delay() {
 }
 
 /// The denial of a gRPC call has HTTP status 200. A client or cache that does not speak gRPC would
-/// treat such a response as a success.
+/// treat a status of 200 as a success.
 #[tokio::test]
 async fn a_fake_grpc_call_is_denied_as_http() {
     let (_, mut service) = limited(vec![fixed("none", "1/h")]);

@@ -201,8 +201,8 @@ async fn finished_requests_are_not_renewed() {
     assert_eq!(Arc::strong_count(&limiter), 1, "no task keeps it");
 }
 
-/// A hanging renewal times out before the next renewal. It does not delay the renewals of other
-/// requests.
+/// A hanging renewal times out before the next renewal. The hanging renewal does not delay the
+/// renewals of other requests.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_loses_no_other_slot() {
     let hangs = RenewalFault::HangsOnce(AtomicBool::new(false));
@@ -223,7 +223,7 @@ async fn a_hanging_renewal_loses_no_other_slot() {
 }
 
 /// Sends the first request on a runtime that shuts down before any renewal, and the second request
-/// on another runtime. Tests that this other runtime renews the leases of both requests.
+/// on another runtime. Tests that the second runtime renews the leases of both requests.
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));

@@ -87,7 +87,7 @@ async fn counts_are_kept_by_application_entries() {
         request.extensions_mut().insert(entries);
         assert_eq!(send(&mut service, request).await.status, expected);
     }
-    // The client controls this header, so the header does not set the entry.
+    // The client controls the header, so the header does not set the entry.
     let mut request = get("/");
     request
         .headers_mut()

@@ -244,8 +244,8 @@ async fn only_matching_responses_are_counted() {
 }
 
 /// The charge is reserved, so a client cannot make more concurrent attempts than the limit allows.
-/// If the client disconnects before the response, the request stays charged, so that such attempts
-/// are not free.
+/// If the client disconnects before the response, the request stays charged, so that aborted
+/// attempts are not free.
 #[tokio::test]
 async fn attempts_are_reserved_and_stay_charged_without_a_response() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");

@@ -20,7 +20,8 @@ use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S, tidegate::Rules>;
 
-/// The start time of the tests. It is midnight UTC, so that epoch-aligned windows start at it.
+/// The start time of the tests. The time is midnight UTC, so that epoch-aligned windows start at
+/// it.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 
 /// Creates a service that responds with an empty body and a clone of `permit`. A service that
@@ -70,8 +71,8 @@ impl Service<Request<()>> for Notes {
         Poll::Ready(Ok(()))
     }
 
-    /// Checks that this clone of the service was polled ready. It does not matter whether the
-    /// original was polled.
+    /// Checks that this clone of the service was polled ready. The original service need not be
+    /// polled.
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
             std::mem::take(&mut self.is_ready),

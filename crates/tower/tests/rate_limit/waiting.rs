@@ -85,8 +85,8 @@ async fn twenty_at_work_and_two_seconds_of_patience_serve_sixty_arrivals_in_orde
     assert_eq!(start.elapsed(), Duration::from_millis(1_800));
 }
 
-/// The status is 503 instead of 429, because the service is at capacity, which is not the client's
-/// fault.
+/// The status is 503 instead of 429, because the client is not at fault if the service is at
+/// capacity.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_in_vain_is_answered_503() {
     let limiter = limiter_on(memory(), waiting_rule(1, Span::from_millis(400)));
@@ -167,7 +167,7 @@ async fn a_cancelled_request_gives_its_turn_on() {
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
     // The first request holds the slot for 1.6 s: 0.6 s for the service and 1 s for the settlement.
-    // A call to the store is shorter, so the other requests wait.
+    // A call to the store is shorter, so all other requests wait.
     let store = RemoteStore(memory());
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(30)));
     let received = Arc::default();

@@ -2,16 +2,15 @@
 
 use crate::support::{Ask, EVERY_LISTENER, Envoy, Scratch, Server, repository};
 
-/// The quota's number of requests per year. With such a long window, the window does not end during
-/// the test.
+/// The quota's number of requests per year. The window is so long that it does not end during the
+/// test.
 const LIMIT: usize = 500;
 
 /// The number of requests beyond the limit that Envoy may admit between its usage report and the
 /// resulting quota assignment.
 const SLACK: usize = LIMIT / 100;
 
-/// If no request is allowed for this number of seconds, both Envoys have sent two reports in the
-/// meantime.
+/// After this number of seconds without an allowed request, both Envoys have sent two reports.
 const QUIET_SECONDS: u64 = 12;
 
 #[test]

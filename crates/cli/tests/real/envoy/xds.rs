@@ -1,6 +1,6 @@
 //! Tests of Tidegate as a replacement for Envoy Gateway's rate limit server. Tidegate is started as
 //! `ratelimit` with the same environment variables, and gets its configuration from a control plane
-//! in Python. Its client is a real Envoy. All connections use mutual TLS.
+//! in Python. The client is a real Envoy. All connections use mutual TLS.
 
 use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, process::Command};
 
@@ -28,8 +28,8 @@ fn certificates(scratch: &Scratch) {
     fs::rename(certs.join("tls.pem"), certs.join("tls.crt")).unwrap();
 }
 
-/// Starts the control plane on `port`, or on any free port if `port` is 0. Returns it with its
-/// port.
+/// Starts the control plane on `port`, or on any free port if `port` is 0. Returns the control
+/// plane and its port.
 fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
     let python = repository().join("target/test-python/bin/python3");
     assert!(python.exists(), "{python:?} is missing; run scripts/setup");
@@ -153,7 +153,7 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     plane.wait_for(&["SUBSCRIBE", "envoy-ratelimit", "version="]);
 
     // With `FORCE_START_WITHOUT_INITIAL_CONFIG`, the server is ready before it has a configuration.
-    // Until then, it responds to every request with an error.
+    // Until the configuration arrives, the server responds to every request with an error.
     assert_eq!(Ask::get(http, "/healthcheck").send().status, 200);
     assert_eq!((ask("open"), ask("closed")), (200, 500));
 

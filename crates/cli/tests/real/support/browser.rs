@@ -35,8 +35,8 @@ impl Browser {
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null", "sh"])
             .arg(tool("chromium"))
             .args(["--headless=new", "--remote-debugging-pipe"])
-            // Chromium's sandbox does not work for root, for example in a container. Disabling it
-            // is safe, because the browser opens only the tests' own pages.
+            // Chromium's sandbox does not work for root, for example in a container. Disabling the
+            // sandbox is safe, because the browser opens only the tests' own pages.
             .args(["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
             .args(["--no-first-run", "--disable-sync", "--disable-extensions"])
             .args([
@@ -118,8 +118,8 @@ impl Browser {
 
     /// Takes and returns the messages that the page has logged so far.
     pub(crate) fn take_logged(&mut self) -> Vec<String> {
-        // Events and results arrive in order. When this result has arrived, all earlier events have
-        // arrived too.
+        // Events and results arrive in order. When the result of this command has arrived, all
+        // earlier events have arrived too.
         self.eval("0");
         std::mem::take(&mut self.logged)
     }

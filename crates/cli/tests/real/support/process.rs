@@ -112,7 +112,7 @@ impl Process {
     /// Waits until the program has ended. Returns the exit status and the rest of the log.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         // Wait until standard error is closed, which happens when the program ends. Unlike
-        // `Child::wait`, this wait has a timeout.
+        // `Child::wait`, this function has a timeout.
         let mut rest = Vec::new();
         loop {
             match self.lines.recv_timeout(TIMEOUT) {

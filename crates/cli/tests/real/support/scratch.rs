@@ -38,7 +38,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // If this fails, the remaining files are left in the target directory.
+        // If the removal fails, the remaining files are left in the target directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

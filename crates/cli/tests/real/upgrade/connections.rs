@@ -231,7 +231,8 @@ fn a_connection_of_the_proxy_with_tls_keeps_its_client() {
     }
 }
 
-/// These protocols cannot announce the end of a connection, so the old process ends it.
+/// The protocols RESP and SPOP cannot announce the end of a connection, so the old process ends the
+/// connection.
 #[test]
 fn connections_of_redis_and_spop_with_tls_are_served_until_the_old_process_ends() {
     let mut server = start_with_tls(FIVE_AN_HOUR);

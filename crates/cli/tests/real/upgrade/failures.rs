@@ -231,7 +231,7 @@ fn the_service_manager_keeps_the_old_process_if_the_commit_fails() {
     assert_eq!(manager.receive(), "STOPPING=1\n");
 }
 
-/// The old process relays the connections to itself. They can move again.
+/// The old process relays the connections to itself. Relayed connections can move again.
 #[test]
 fn connections_with_tls_are_served_after_a_failed_upgrade() {
     let scratch = directory_with_certificates();

@@ -99,8 +99,8 @@ impl<S: Read + Write> Http2Client<S> {
         }
     }
 
-    /// Waits until the server closes the connection, without an error. Returns whether it has
-    /// announced this.
+    /// Waits until the server closes the connection, without an error. Returns whether the server
+    /// has announced the end.
     pub(super) fn read_until_closed(mut self) -> bool {
         while self.read().is_some() {}
         self.has_received_goaway

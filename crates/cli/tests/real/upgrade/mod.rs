@@ -23,7 +23,7 @@ const FIVE_AN_HOUR: &str =
 /// Requests in progress are decided before the state moves, however slow the machine is.
 const PATIENT: &str = "shutdown: {drain: 1min, handover: 1min}\n";
 
-/// The new process of an upgrade. It is stopped when the test ends.
+/// The new process of an upgrade. Dropping this value stops the process.
 struct NewProcess(u32);
 
 impl NewProcess {
@@ -49,7 +49,7 @@ fn upgrade(server: &mut Server) -> NewProcess {
     wait_for_takeover(server)
 }
 
-/// Waits until the new process has been started, and returns it. It may still fail.
+/// Waits until the new process has been started, and returns it. The new process may still fail.
 fn wait_for_new_process(server: &mut Server) -> NewProcess {
     let line = server.wait_for(&["upgrade: the new process starts"]);
     let process = line.split("process=").nth(1).unwrap();
@@ -138,7 +138,7 @@ fn the_state_of_the_memory_store_moves() {
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
 }
 
-/// A process that has taken over can itself be upgraded. Its current overrides move.
+/// A process that has taken over can itself be upgraded. The current overrides of the process move.
 #[test]
 fn a_second_upgrade_moves_later_changes() {
     let mut server = Server::start(FIVE_AN_HOUR);

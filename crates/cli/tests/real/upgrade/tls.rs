@@ -52,7 +52,7 @@ impl TlsClient {
         Self { stream }
     }
 
-    /// Ends the handshake. The server has then received the whole of it.
+    /// Ends the handshake. The server has then received the whole handshake.
     pub(super) fn end_handshake(&mut self) {
         // The server sends its session tickets after the handshake.
         let StreamOwned { conn, sock } = &mut self.stream;

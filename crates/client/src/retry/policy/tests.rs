@@ -176,9 +176,9 @@ fn the_budget_is_charged_as_configured() {
 }
 
 proptest! {
-    /// The client waits at least as long as the server asks for. Its wait exceeds the server's wait
-    /// by at most the longest backoff or half of the server's wait, whichever is larger. The wait
-    /// never ends after the deadline.
+    /// The client waits at least as long as the server asks for. The client's wait exceeds the
+    /// server's wait by at most the longest backoff or half of the server's wait, whichever is
+    /// larger. The wait never ends after the deadline.
     #[test]
     fn waits_stay_within_their_bounds(
         number in 1..100_u32,

@@ -158,7 +158,8 @@ struct Envoy {
     holds: u64,
     passed: u64,
     denied: u64,
-    /// The number of requests in this window that this Envoy has allowed but not yet reported.
+    /// The number of requests in the current window that this Envoy has allowed but not yet
+    /// reported.
     unreported: u64,
     reported_at: u64,
 }
@@ -186,8 +187,8 @@ struct World {
     bucket: Bucket,
     envoys: [Envoy; 4],
     seconds: u64,
-    /// The number of requests allowed in this window, excluding the unreported usage of departed
-    /// Envoys.
+    /// The number of requests allowed in the current window, excluding the unreported usage of
+    /// departed Envoys.
     passed: u64,
 }
 
@@ -227,7 +228,7 @@ impl World {
         }
         let changes = self.bucket.roll(at(self.seconds));
         self.assign(changes);
-        // These Envoys report less often than every five seconds, but often enough to keep their
+        // The four Envoys report less often than every five seconds, but often enough to keep their
         // seats.
         for id in 0..4 {
             if self.envoys[id].assigned.is_some()

@@ -43,7 +43,7 @@ pub(super) struct ControlPlane {
     _listener: JoinSet<()>,
 }
 
-/// A stream of the aggregated discovery service. Dropping it ends the stream.
+/// A stream of the aggregated discovery service. Dropping the stream ends it.
 pub(super) struct AdsStream {
     pub(super) headers: MetadataMap,
     requests: Streaming<DiscoveryRequest>,

@@ -20,9 +20,9 @@ use crate::{RedisStore, call::Intent, decode::CheckReply, store::Conversions};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Reserves this number of units, after this number of microseconds.
+    /// Reserves a number of units, after a number of microseconds.
     Reserve(u64, u64),
-    /// Refunds the reservation with this index, after this number of microseconds.
+    /// Refunds the reservation with this index, after a number of microseconds.
     Refund(usize, u64),
     /// Keeps a reservation, so that it is never refunded.
     Keep(usize),
@@ -143,8 +143,8 @@ impl Trace<'_> {
     }
 }
 
-/// Time between two steps. It is usually much shorter than the time in which a unit drains. This
-/// also holds in practice for the time between a charge and its refund.
+/// Time between two steps. The time is usually much shorter than the time in which a unit drains.
+/// In practice, the time between a charge and its refund is also that short.
 fn later() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 3 => 0..=5_u64, 2 => 0..=40_u64, 1 => 0..=2_000_u64]
 }
@@ -240,14 +240,14 @@ fn counts_units(kind: Kind) -> bool {
 }
 
 /// Returns whether the first charge after a pause determines when the next refill or window begins.
-/// With such a limit, if the first charge had not been made, the kept charges would have been
-/// admitted at other times.
+/// With such a limit, the kept charges would have been admitted at other times if the first charge
+/// had not been made.
 fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }
 
-/// Runs `steps` on a GCRA limit with a unit of 100 microseconds. Returns how long the limit then
-/// takes to drain, in microseconds.
+/// Runs `steps` on a GCRA limit with a unit of 100 microseconds. Returns how long the limit takes
+/// to drain after the steps, in microseconds.
 fn drain_micros(kind: Kind, steps: &[Step]) -> u64 {
     let server = Server::redis();
     let runtime = tokio::runtime::Builder::new_current_thread()

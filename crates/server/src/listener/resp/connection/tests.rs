@@ -297,7 +297,7 @@ async fn a_million_commands_in_one_pipeline_are_answered_in_bounded_memory() {
     );
 }
 
-/// A client that sends commands without a pause until `left` is 0. It reads all replies.
+/// A client that sends commands without a pause until `left` is 0. The client reads all replies.
 struct Flood {
     /// The number of bytes that the server has not yet read.
     left: Rc<Cell<usize>>,
