@@ -364,7 +364,7 @@ pub(crate) struct BlockOptions {
 #[derive(Debug, clap::Args)]
 pub(crate) struct BlocksOptions {
     /// Only blocks that contain this string in a value or in the reason. For an address, also the
-    /// blocks of networks that contain it
+    /// blocks of networks that contain the address
     #[arg(long, value_name = "TEXT")]
     pub(crate) search: Option<String>,
 }

@@ -551,7 +551,7 @@ impl Config {
     ///
     /// Returns every error in the file, sorted by line. Examples of errors are invalid YAML, an
     /// unknown or repeated key, a missing value, a value of the wrong type, or an invalid limit.
-    /// The list is never empty.
+    /// The list of errors is never empty.
     ///
     /// # Examples
     ///

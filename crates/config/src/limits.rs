@@ -182,8 +182,8 @@ pub fn build(
 }
 
 /// Returns whether a field is missing only because of an error that has already been reported. In
-/// this case, the file contains the field, but the field could not be read. In place of `window`,
-/// the file may also contain `anchor`.
+/// this case, the file contains the field, but the field could not be read. The file may contain
+/// `anchor` in place of `window`.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }

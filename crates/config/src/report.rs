@@ -62,7 +62,7 @@ impl Report {
 
 /// The keys that were renamed before the first release, as pairs of the old and the new name. A key
 /// is treated as renamed only in a map in which the new name is valid. In other maps, the old name
-/// may still be valid.
+/// of the key may still be valid.
 const RENAMED: &[(&str, &str)] = &[
     ("by", "extra"),
     ("denials", "denial_cache_ttl"),

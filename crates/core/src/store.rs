@@ -44,8 +44,8 @@ pub enum Accounting {
     /// The decision is for a client's request, and is counted.
     #[default]
     Request,
-    /// The decision is one of several attempts for a waiting request. The store does not count it.
-    /// The caller counts only the last attempt, with [`Store::count`].
+    /// The decision is one of several attempts for a waiting request. The store does not count the
+    /// decision in the metrics. The caller counts only the last attempt, with [`Store::count`].
     Attempt,
     /// The charges are the remaining cost of a request that has already been decided. The store
     /// does not count the request again.

@@ -95,17 +95,18 @@ pub enum RlsError {
     /// The request has no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     EmptyDescriptors,
-    /// No configuration has been loaded yet. The operator must load one.
+    /// No configuration has been loaded yet. The operator must load a configuration.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
     /// The store is unavailable, and the settings require an error if the store is unavailable. The
     /// operator must fix the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
-    /// Reservations are turned off. The operator must turn them on.
+    /// Reservations are turned off. The operator must turn reservations on.
     #[error("reservations are off; remove `reservations: off` from the rules file")]
     ReservationsOff,
-    /// The maximum number of outstanding reservations has been reached. The value is the maximum.
+    /// The maximum number of outstanding reservations has been reached. The variant contains the
+    /// maximum number of reservations.
     #[error("there are {0} outstanding reservations; commit them, or raise `reservations.max`")]
     TooManyReservations(usize),
     /// A field of the request is out of bounds. The client must correct the field.

@@ -248,7 +248,7 @@ impl ConfigWatcher {
     /// # Errors
     ///
     /// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors. The previous
-    /// rules stay active.
+    /// rules stay active after an error.
     pub fn reload(&self) -> Result<usize, ConfigFilesError> {
         let loaded = self.load();
         self.log_result(&loaded);
@@ -284,7 +284,8 @@ impl ConfigWatcher {
     /// # Errors
     ///
     /// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors. The previous
-    /// rules stay active. [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
+    /// rules stay active after an error. [`Self::last_mistakes`] and [`Self::loads`] reflect the
+    /// failure.
     pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
         last.read.seen = files(&self.folder.path).ok();
@@ -350,7 +351,7 @@ impl ConfigWatcher {
         }
     }
 
-    /// Returns the errors of the last load. The list is empty if the load succeeded.
+    /// Returns the errors of the last load. The list of errors is empty if the load succeeded.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()

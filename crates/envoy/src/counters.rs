@@ -86,7 +86,7 @@ impl Counters {
     }
 }
 
-/// The counters of all domains and descriptor paths. The counters survive reloads.
+/// The counters of all domains and descriptor paths. The counters keep their values across reloads.
 #[derive(Debug, Default)]
 pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
 

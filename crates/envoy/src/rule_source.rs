@@ -42,7 +42,7 @@ impl RuleSource {
         }
     }
 
-    /// Returns the errors in the last received configuration. The list is empty if that
+    /// Returns the errors in the last received configuration. The list of errors is empty if that
     /// configuration is active.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {

@@ -13,23 +13,23 @@ use std::{borrow::Cow, fmt};
 #[non_exhaustive]
 pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
-    /// value they use, so the rules could use a different value than the service. The string is the
-    /// entry name.
+    /// value they use, so the rules could use a different value than the service. The variant
+    /// contains the entry name.
     Repeated(Box<str>),
     /// The header `Connection` names the header of this entry, so a proxy may remove the header
-    /// before the service sees it. The string is the entry name.
+    /// before the service sees it. The variant contains the entry name.
     HopByHop(Box<str>),
     /// The request has a second header, whose name is that of the entry's header with `_` instead
-    /// of `-`. Many services treat the two names as equal. The string is the entry name.
+    /// of `-`. Many services treat the two names as equal. The variant contains the entry name.
     Alias(Box<str>),
     /// A cookie value contains an escaped character that does not need escaping, such as `%61` for
     /// `a`. Some services decode `%61` and others do not, so the rules and the service could use
-    /// different values. The string is the entry name.
+    /// different values. The variant contains the entry name.
     HiddenLetters(Box<str>),
     /// The path has `.` or `..` segments. Some services resolve `.` and `..` and others do not, so
     /// the rules and the service could use different paths.
     DotSegments,
-    /// The value of this entry is not a single IP address. The string is the entry name.
+    /// The value of this entry is not a single IP address. The variant contains the entry name.
     NotAnAddress(Box<str>),
     /// The request has the forwarding headers of two kinds of proxies, and the client may have sent
     /// one kind.

@@ -205,9 +205,9 @@ impl Trust {
         all.into_iter().chain(raw.then_some(TrustWarning::RawIpv6))
     }
 
-    /// Returns the client address that the trusted proxies recorded. The socket's peer is trusted
-    /// if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record a valid
-    /// address.
+    /// Returns the client address that the trusted proxies recorded. The function trusts the
+    /// socket's peer if `hops` is at least 1. Returns `None` if the peer is not trusted or did not
+    /// record a valid address.
     fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
         let skipped = hops.checked_sub(1)?;
         match &self.header {

@@ -66,8 +66,8 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// Fails if the blocks are in Redis and Redis did not confirm the change. The change may or may
-    /// not have been made.
+    /// Fails if the blocks are in Redis and Redis did not confirm the change. After an error, the
+    /// caller cannot know whether the change was made.
     pub async fn block<'a>(
         &self,
         key: &[u8],
@@ -101,8 +101,8 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// Fails if the blocks are in Redis and Redis did not confirm the change. The change may or may
-    /// not have been made.
+    /// Fails if the blocks are in Redis and Redis did not confirm the change. After an error, the
+    /// caller cannot know whether the change was made.
     pub async fn unblock(&self, key: &[u8]) -> Result<bool, StoreError> {
         let Some(redis_store) = self.redis_store() else {
             return Ok(self.local_store().unblock(key, self.now()));
@@ -119,8 +119,8 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// Fails if the counters are in Redis and Redis did not confirm the change. The change may or
-    /// may not have been made.
+    /// Fails if the counters are in Redis and Redis did not confirm the change. After an error, the
+    /// caller cannot know whether the change was made.
     pub fn reset(
         &self,
         key: &[u8],

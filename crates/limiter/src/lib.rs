@@ -489,7 +489,7 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// Returns the Redis error. In that case, no decision was made.
+    /// Returns the Redis error. If Redis returns an error, no decision was made.
     pub async fn decide_or_fail(
         &self,
         request: DecisionRequest<'_>,

@@ -20,7 +20,7 @@ pub(crate) struct Publisher {
     counts: [AtomicU64; 2],
 }
 
-/// A publication in progress. The publication ends when this guard is dropped.
+/// A publication in progress. The publication ends when the guard is dropped.
 #[derive(Debug)]
 pub(crate) struct Publication<'p>(&'p Publisher);
 

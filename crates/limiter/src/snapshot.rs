@@ -206,7 +206,7 @@ fn seconds(span: Span) -> u64 {
 ///
 /// # Errors
 ///
-/// Returns the file system error. In that case, the previous snapshot is kept.
+/// Returns the file system error. If writing fails, the previous snapshot is kept.
 pub fn save(
     store: &MemoryStore,
     reservations: impl FnOnce() -> Vec<Vec<u8>>,

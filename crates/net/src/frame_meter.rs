@@ -25,7 +25,7 @@ use super::{
     send_windows::SendWindows,
 };
 
-/// The maximum number of credits. A connection starts with this number.
+/// The maximum number of credits. A connection starts with this number of credits.
 const BURST: u64 = 1_000;
 
 /// The maximum number of credits for window updates. A client earns this number of credits by

@@ -47,8 +47,8 @@ pub enum Stage {
     /// The server does not accept connections yet, because another process still serves.
     Waiting = 1,
     /// The server prepares to hand over its connections. The server accepts no new connections. The
-    /// connections that cannot be handed over finish their requests and close. All others serve
-    /// requests.
+    /// connections that cannot be handed over finish their requests and close. All other
+    /// connections serve requests.
     Closing = 2,
     /// The server hands over each connection that is between two requests.
     HandingOver = 3,

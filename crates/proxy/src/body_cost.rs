@@ -194,7 +194,7 @@ fn is_plain(head: &Parts) -> bool {
 /// The reason why the cost of a request cannot be read from its body.
 #[derive(Debug)]
 enum BodyCostError<'r> {
-    /// The body is not a JSON document. The string says why.
+    /// The body is not a JSON document. The variant contains the reason.
     NotJson(String),
     /// The value at `pointer` is not a number from `least` to `most`.
     NotANumber {

@@ -87,7 +87,7 @@ impl ClientRequests {
 }
 
 /// A request extension that marks a request above its client's limit of requests in flight. The
-/// value is the limit.
+/// variant contains the limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLimitExceeded(pub(crate) usize);
 

@@ -103,8 +103,8 @@ impl UpstreamConcurrency {
     /// # Errors
     ///
     /// Returns the response to send if the request is ambiguous, so that its class cannot be
-    /// determined, or if it would exceed the limit. In the second case, the request is counted as
-    /// shed.
+    /// determined, or if it would exceed the limit. If the request would exceed the limit, it is
+    /// counted as shed.
     pub(crate) fn classify(
         &self,
         head: &mut Parts,

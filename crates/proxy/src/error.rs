@@ -18,17 +18,18 @@ pub(crate) struct ErrorReason(pub(crate) &'static str);
 pub(crate) enum ProxyError {
     /// The client sent a `CONNECT` request.
     Tunnel,
-    /// The host is missing or invalid. The string says what is wrong.
+    /// The host is missing or invalid. The variant contains a description of the problem.
     Host(&'static str),
-    /// The framing of the body is ambiguous or unsupported. The string says what is wrong.
+    /// The framing of the body is ambiguous or unsupported. The variant contains a description of
+    /// the problem.
     Framing(&'static str),
-    /// A header is malformed. The string says what is wrong.
+    /// A header is malformed. The variant contains a description of the problem.
     Malformed(&'static str),
     /// The request is in a forwarding loop: it has passed through this proxy too often.
     Loop,
-    /// The client has reached its limit of requests in flight. The value is the limit.
+    /// The client has reached its limit of requests in flight. The variant contains the limit.
     ClientFull(usize),
-    /// The request has too many header lines. The value is the maximum.
+    /// The request has too many header lines. The variant contains the maximum.
     TooManyHeaders(usize),
     /// The path has `.` or `..` segments, so the upstream cannot be determined reliably.
     DotSegments,
@@ -36,7 +37,7 @@ pub(crate) enum ProxyError {
     Unroutable,
     /// No upstream's conditions match the request.
     NoUpstream,
-    /// The body exceeds the maximum size. The value is the maximum in bytes.
+    /// The body exceeds the maximum size. The variant contains the maximum in bytes.
     TooLarge(u64),
     /// The request body did not arrive in time.
     BodyTooSlow,

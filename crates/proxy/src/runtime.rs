@@ -1,4 +1,5 @@
-//! The settings and upstreams of the proxy. A reload replaces all of them or none.
+//! The settings and upstreams of the proxy. A reload replaces either all settings and upstreams, or
+//! none of them.
 //!
 //! From start to finish, a request uses the settings that are active when it arrives. A client
 //! connection keeps the settings that were active when it was accepted. An unchanged endpoint keeps

@@ -11,7 +11,7 @@ use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 const END_BYTES: usize = 7;
 
 /// The separator between the strings in an index entry. The strings are UTF-8, so they never
-/// contain this byte.
+/// contain the byte 255.
 const SEPARATOR: u8 = 0xFF;
 
 impl RedisStore {

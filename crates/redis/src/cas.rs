@@ -20,7 +20,7 @@ use crate::{
 pub(crate) enum ValueChange {
     /// Leave the value unchanged.
     Keep,
-    /// Write these bytes. If there are none, delete the key. The value expires at the given
+    /// Write these bytes. If there are no bytes, delete the key. The value expires at the given
     /// instant; without an instant, it never expires.
     Write(Vec<u8>, Option<Timestamp>),
 }

@@ -36,7 +36,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// [`StoreError`] if the denials were not published, or if the outcome is unknown. A retry may
-    /// publish them twice.
+    /// publish the denials twice.
     pub async fn publish_denials(
         &self,
         denials: Vec<Vec<u8>>,

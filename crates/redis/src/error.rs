@@ -9,7 +9,8 @@ pub enum StoreError {
     /// script. Nothing was charged.
     #[error("Redis did not execute the request: {0}")]
     NotExecuted(String),
-    /// No reply arrived, so the script may or may not have run. The call is never sent again.
+    /// No reply arrived, so the script may or may not have run. The store never sends such a call
+    /// again.
     #[error("no reply from Redis, so it is unknown whether the request was executed: {0}")]
     Unknown(String),
     /// The server refuses the call, and will refuse it until an operator intervenes. Nothing was

@@ -16,7 +16,7 @@ pub(crate) enum ExecError {
     NotExecuted(String),
     /// The script did not run, because some of its keys have already migrated to another node.
     SplitSlot(String),
-    /// The script may have run. The call is never sent again.
+    /// The script may have run. The store never sends such a call again.
     Unknown(String),
     /// The server refuses the call, and will refuse it again.
     Refused(String),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
 
 /// The number of slices in a window. A counted window consists of whole slices, so it may be up to
-/// one slice longer than the limit's window. Therefore a suggested limit is never too low.
+/// one slice longer than the limit's window. Therefore, a suggested limit is never too low.
 const PARTS: u64 = 60;
 
 /// The busiest window of one key.

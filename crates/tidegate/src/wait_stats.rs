@@ -40,8 +40,8 @@ pub struct WaitStats {
 /// The histogram of the waits with one [`WaitEnd`].
 #[derive(Debug, Default)]
 struct WaitCounts {
-    /// The number of waits in each bucket of [`WaitStats::BOUNDS`]. The last element counts longer
-    /// waits.
+    /// The number of waits in each bucket of [`WaitStats::BOUNDS`]. The last element counts all
+    /// longer waits.
     buckets: [AtomicU64; WaitStats::BOUNDS.len() + 1],
     micros: AtomicU64,
 }
@@ -77,7 +77,7 @@ impl WaitStats {
     }
 
     /// Returns the number of waits that ended this way, for each bucket of [`Self::BOUNDS`]. The
-    /// last element counts longer waits.
+    /// last element counts all longer waits.
     #[must_use]
     pub fn buckets(&self, end: WaitEnd) -> Vec<u64> {
         let buckets = self.counts(end).buckets.iter();

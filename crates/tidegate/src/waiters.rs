@@ -407,7 +407,8 @@ pub(crate) struct Ticket<'a> {
     number: u64,
 }
 
-/// What a waiting request has seen before its latest decision. A later change wakes the request.
+/// What a waiting request has seen before its latest decision. A change after the decision wakes
+/// the request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// The number of slot releases on the key, if the request was first in its queue. `None` if the

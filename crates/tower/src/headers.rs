@@ -44,8 +44,9 @@ use tidegate_core::{
 
 use crate::structured_fields;
 
-/// The maximum number of limits in the headers. If there are more, only the tightest are shown. The
-/// maximum keeps the headers within the size that clients and proxies accept.
+/// The maximum number of limits in the headers. If the response has more limits, the headers show
+/// only the tightest limits. The maximum keeps the headers within the size that clients and proxies
+/// accept.
 pub const MAX_SHOWN: usize = 8;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -111,7 +112,7 @@ impl Default for HeaderWriter {
 impl HeaderWriter {
     /// Creates a writer. The writer writes `RateLimit` and `RateLimit-Policy` if `ratelimit` is
     /// true. `legacy` determines the format of the `X-RateLimit-*` headers. The writer always
-    /// writes the `Retry-After` of denials.
+    /// writes `Retry-After` for denials.
     #[must_use]
     pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
         Self {

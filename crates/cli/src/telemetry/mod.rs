@@ -204,8 +204,8 @@ impl Telemetry {
 }
 
 /// Returns the OpenTelemetry resource to which all records belong. The attributes of the resource
-/// come from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. The program version and an
-/// instance ID are added.
+/// come from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. In addition, the resource has the
+/// program version and an instance ID.
 fn resource(variables: &Variables) -> Resource {
     let mut resource = Resource::builder()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));

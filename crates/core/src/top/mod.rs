@@ -15,8 +15,8 @@
 //! # The bound
 //!
 //! A sketch keeps a `count` and an `error` for some keys, and a single `floor`. For a key in the
-//! sketch, the true number is in `count - error ..= count`. For any other key, it is at most
-//! `floor`.
+//! sketch, the true number is in `count - error ..= count`. For any other key, the true sum is at
+//! most `floor`.
 //!
 //! The algorithm is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with lazy eviction. When a
 //! sketch has twice as many keys as its setting `keys`, the keys with the lowest counts are

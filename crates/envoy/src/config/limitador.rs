@@ -48,7 +48,7 @@ const MAX_EXPRESSIONS: usize = 64;
 ///
 /// # Errors
 ///
-/// Returns all errors in all files. The list is never empty.
+/// Returns all errors in all files. The list of limits is never empty.
 ///
 /// # Examples
 ///

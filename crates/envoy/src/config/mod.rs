@@ -74,7 +74,7 @@ impl LoadedConfig {
 ///
 /// # Errors
 ///
-/// Returns all errors in all files. The list is never empty.
+/// Returns all errors in all files. The list of errors is never empty.
 ///
 /// # Examples
 ///
@@ -111,7 +111,7 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
 ///
 /// # Errors
 ///
-/// Returns all errors. The list is never empty.
+/// Returns all errors. The list of errors is never empty.
 pub(crate) fn interpret(
     documents: &[(&str, Document<'_>)],
     merging: DomainFiles,

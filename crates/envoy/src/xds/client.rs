@@ -115,7 +115,8 @@ impl XdsClient {
         self.initial == InitialConfig::Required && self.status.lock().version.is_none()
     }
 
-    /// Returns the errors in the last response. The list is empty if the response was accepted.
+    /// Returns the errors in the last response. The list of errors is empty if the response was
+    /// accepted.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.status.lock().mistakes.clone()

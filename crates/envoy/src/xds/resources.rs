@@ -38,7 +38,7 @@ pub const MAX_RESOURCE_DESCRIPTORS: usize = 500_000;
 ///
 /// # Errors
 ///
-/// Returns all errors in all resources. The list is never empty.
+/// Returns all errors in all resources. The list of errors is never empty.
 pub(super) fn read(
     resources: &[Any],
     merging: DomainFiles,

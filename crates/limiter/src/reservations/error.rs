@@ -10,7 +10,7 @@ use tidegate_redis::StoreError;
 pub enum ReserveError {
     /// The request is invalid.
     Request(RequestError),
-    /// There are too many outstanding reservations. The number is the maximum.
+    /// There are too many outstanding reservations. The variant contains the maximum.
     TooMany(usize),
 }
 
@@ -28,10 +28,10 @@ pub enum ReservationError {
     Invalid,
     /// The reservation is not outstanding.
     NotOutstanding(NotOutstanding),
-    /// Redis did not respond. The call may be repeated.
+    /// Redis did not respond. The caller may repeat the call.
     Unavailable(StoreError),
-    /// A new process has taken over the reservations of this process. The call may be repeated on a
-    /// new connection.
+    /// A new process has taken over the reservations of this process. The caller may repeat the
+    /// call on a new connection.
     Moved,
 }
 

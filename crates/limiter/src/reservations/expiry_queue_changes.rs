@@ -13,8 +13,8 @@ pub(super) struct ExpiryQueueChanges {
     /// The reservations that the expiry queue may contain.
     queued: HashSet<ReservationId>,
     /// The reservations to remove from the expiry queue, oldest first. If Redis is unreachable for
-    /// long, the oldest are dropped. The server that claims them removes them, because they have
-    /// ended.
+    /// long, the oldest entries are dropped. Another server that claims these entries removes them,
+    /// because their reservations have ended.
     ended: VecDeque<ReservationId>,
     max_ended: usize,
 }

@@ -85,7 +85,7 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// Returns the file system error. In that case, the previous snapshot is kept.
+    /// Returns the file system error. If writing fails, the previous snapshot is kept.
     pub fn save_snapshot(&self, path: &Path) -> io::Result<()> {
         // The store is copied while requests are served. A reservation that is outstanding both
         // before and after the copy was charged, and not refunded, in every part of the copy. If

@@ -38,7 +38,7 @@ pub(crate) enum PendingRequest {
     /// The request is being sent on a pooled HTTP/1.1 connection.
     Sent(Checkout, usize),
     /// The request was not sent, because no pooled connection was idle or because the upstream uses
-    /// HTTP/2. The asynchronous path must send it.
+    /// HTTP/2. The asynchronous path must send the request.
     Unsent(OutgoingRequest, usize),
 }
 

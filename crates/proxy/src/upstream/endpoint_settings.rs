@@ -2,7 +2,7 @@
 
 use tidegate_config::{Ejection, HealthCheck, UpstreamConfig};
 
-/// The settings that an endpoint takes from its upstream. A reload may change them.
+/// The settings that an endpoint takes from its upstream. A reload may change these settings.
 #[derive(Debug)]
 pub(crate) struct EndpointSettings {
     /// The upstream's name.

@@ -21,12 +21,12 @@ enum FailureState {
     /// The endpoint is not failing, and no failure has ever been logged.
     #[default]
     Healthy,
-    /// The endpoint is not failing. The value is the time of the last failure message.
+    /// The endpoint is not failing. The variant contains the time of the last failure message.
     HealthySince(Instant),
-    /// The endpoint is failing. The value is the time at which the failure was logged.
+    /// The endpoint is failing. The variant contains the time at which the failure was logged.
     Logged(Instant),
     /// The endpoint is failing again, but no log message says so, because the last failure message
-    /// was less than a minute before. The value is the time of the last failure message.
+    /// was less than a minute before. The variant contains the time of the last failure message.
     Suppressed(Instant),
 }
 

@@ -273,7 +273,7 @@ impl FallbackStore {
     }
 
     /// Returns whether every server is known to be down, so that no call needs to be attempted. If
-    /// so, counts a failure.
+    /// every server is down, counts a failure.
     fn is_unavailable(&self) -> bool {
         let is_down = self.redis.is_down();
         if is_down {

@@ -1,5 +1,6 @@
 //! Detects Redis outages. An outage begins when Redis stops making decisions, and ends when
-//! decisions are exact again. The beginning and the end are logged with one line each.
+//! decisions are exact again. The log has one line for the beginning and one line for the end of an
+//! outage.
 //!
 //! ```text
 //!            a decision fell back               Redis is back, and no fallback for STEADY

@@ -124,8 +124,8 @@ impl RedisStore {
     }
 
     /// Pins the clock for tests and simulations: later decisions are made at `now` instead of at
-    /// the server's time. An instant earlier than the pinned one has no effect. While the clock is
-    /// pinned, keys live a day longer than necessary.
+    /// the server's time. Pinning the clock to an earlier instant than before has no effect. While
+    /// the clock is pinned, keys live a day longer than necessary.
     pub fn pin_clock(&self, now: Timestamp) {
         let _ = self
             .pinned

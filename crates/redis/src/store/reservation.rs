@@ -27,7 +27,7 @@ pub struct RedisReservation<'r> {
     /// A random number that identifies the reservation.
     pub id: [u8; 16],
     /// The instant at which the reservation expires, according to the clocks of the Tidegate
-    /// servers. A later renewal is not included.
+    /// servers. The result does not include a later renewal.
     pub expires: Timestamp,
     /// The charges under the active rules.
     pub charges: &'r [Charge<'r>],
@@ -55,7 +55,7 @@ pub enum ReservationStatus {
     Ended,
     /// An earlier call has already ended the reservation in this way.
     EndedBefore(ReservationEnd),
-    /// The reservation has expired. The call has not refunded it.
+    /// The reservation has expired. The call has not refunded the reservation.
     Expired,
     /// The reservation is outstanding until the instant.
     Outstanding(Timestamp),

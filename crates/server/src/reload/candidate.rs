@@ -45,7 +45,8 @@ pub struct Promotion {
     pub diff: RulesDiff,
 }
 
-/// The reason why candidate rules could not be promoted. The active rules are unchanged.
+/// The reason why candidate rules could not be promoted. After an error, the active rules are
+/// unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromoteError {

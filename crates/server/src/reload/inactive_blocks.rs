@@ -15,7 +15,7 @@ pub struct UnknownBlocks(StoreError);
 ///
 /// # Errors
 ///
-/// Fails if the blocks are in Redis and Redis cannot be queried. Such an error is also logged.
+/// Fails if the blocks are in Redis and Redis cannot be queried. A Redis error is also logged.
 pub async fn report_inactive_blocks(
     limiter: &ServerLimiter,
 ) -> Result<InactiveBlocks, UnknownBlocks> {

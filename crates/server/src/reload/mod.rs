@@ -48,7 +48,8 @@ fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
 /// symbolic links of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum number of errors in the event about a failed reload. The log contains all errors.
+/// The maximum number of errors in the event about a failed reload. The log contains all errors of
+/// the file.
 const MAX_EVENT_MISTAKES: usize = 20;
 
 /// The reason why a rules file could not be used.
@@ -438,8 +439,8 @@ impl Reloader {
         &self.path
     }
 
-    /// Returns the errors found by the last read of the file. The list is empty if the file was
-    /// applied.
+    /// Returns the errors found by the last read of the file. The list of errors is empty if the
+    /// file was applied.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()

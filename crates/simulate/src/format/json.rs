@@ -104,7 +104,8 @@ fn parse(line: &str) -> Result<Map<String, Value>, LineError> {
         let problem = error.to_string();
         let problem = problem.split(" at line ").next().unwrap_or_default();
         let problem = if error.is_data() {
-            // The line is another kind of JSON value. The parser's message would contain the value.
+            // The line is another kind of JSON value. The parser's own message would contain the
+            // value.
             "not a JSON object".to_owned()
         } else {
             format!("not a JSON object: {problem}")

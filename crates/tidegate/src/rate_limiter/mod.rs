@@ -228,7 +228,8 @@ pub fn stretch<'a, S: Store>(
     Some(PendingStretch { parents, now })
 }
 
-/// The parent rules of elastic charges. The store still has to look up their state.
+/// The parent rules of elastic charges. The store still has to look up the state of these parent
+/// rules.
 #[derive(Debug)]
 #[must_use]
 pub struct PendingStretch<'a> {

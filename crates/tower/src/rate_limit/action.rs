@@ -36,8 +36,8 @@ pub(super) struct Forward {
     pub(super) reservation: RequestReservation,
 }
 
-/// The status of the limits for an admitted request. The inner service can read it from the request
-/// extensions.
+/// The status of the limits for an admitted request. The inner service can read the status from the
+/// request extensions.
 ///
 /// If several layers are stacked, the inner service gets the extension of the innermost layer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! The entries (named values) of a response. The final charge of a rule can depend on them.
+//! The entries (named values) of a response. The final charge of a rule can depend on these
+//! entries.
 
 use std::{
     borrow::Cow,

@@ -13,7 +13,7 @@ use crate::{
 /// A policy that decides whether to retry a request, and when.
 ///
 /// The wait before a retry is [the wait that the server asks for, plus a
-/// backoff](Backoff::wait_after) with jitter. Therefore a retry is never earlier than the server
+/// backoff](Backoff::wait_after) with jitter. Therefore, a retry is never earlier than the server
 /// asks for. Clients that got the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {

@@ -97,7 +97,7 @@ impl Glob {
         last.map_or("", |(_, literal)| literal)
     }
 
-    /// Returns the literals between the wildcards. Every matching value contains each of them.
+    /// Returns the literals between the wildcards. Every matching value contains each literal.
     pub(in crate::rules) fn parts(&self) -> impl Iterator<Item = &str> {
         let between = self.runs.len().saturating_sub(1);
         self.runs[..between].iter().map(|(_, literal)| &**literal)

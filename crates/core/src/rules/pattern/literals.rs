@@ -116,8 +116,9 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     }
 }
 
-/// Ranks literal lists by specificity. The list whose shortest literal is longer is more specific.
-/// Of two lists with equally long shortest literals, the list with fewer literals is more specific.
+/// Ranks literal lists by specificity. Of two lists, the list whose shortest literal is longer is
+/// more specific. Of two lists with equally long shortest literals, the list with fewer literals is
+/// more specific.
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))

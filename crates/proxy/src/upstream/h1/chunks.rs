@@ -18,7 +18,7 @@ pub(super) enum ChunkDecoder {
     /// Before a chunk-size line.
     #[default]
     Size,
-    /// Within a chunk. The value is the number of remaining bytes in the chunk.
+    /// Within a chunk. The variant contains the number of remaining bytes in the chunk.
     Data(u64),
     /// After a chunk's data, before its CR LF.
     DataEnd,

@@ -18,7 +18,7 @@ use crate::headers::{hop_by_hop, lookup};
 pub(super) enum Framing {
     /// No body.
     Nothing,
-    /// A body with a `Content-Length`. The value is the number of remaining bytes.
+    /// A body with a `Content-Length`. The variant contains the number of remaining bytes.
     Length(u64),
     Chunked,
     /// A body that ends when the connection closes. Only responses can have such bodies.

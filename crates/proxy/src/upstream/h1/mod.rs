@@ -108,7 +108,7 @@ enum ReadState {
     Head {
         has_no_body: bool,
     },
-    /// A body of known length. The value is the number of remaining bytes.
+    /// A body of known length. The variant contains the number of remaining bytes.
     Length(u64),
     Chunked(ChunkDecoder),
     /// A body that ends when the upstream closes the connection.

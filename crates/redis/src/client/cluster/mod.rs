@@ -90,7 +90,7 @@ struct ClusterState {
 struct RoutingTable {
     owners: Vec<Option<Arc<Node>>>,
     nodes: Vec<NodeSlots>,
-    /// All known nodes, including replicas. The next map can be read from any of them.
+    /// All known nodes, including replicas. Any of these nodes can return the next map.
     addresses: Vec<Address>,
 }
 

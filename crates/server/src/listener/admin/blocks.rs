@@ -97,7 +97,8 @@ pub(super) async fn put(
         may_shorten,
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
-    // Two concurrent requests may both read the same current block. The block written last wins.
+    // Two concurrent requests may both read the same current block. The block that is written last
+    // wins.
     let replaced = limiter.block_on(&key).await.map_err(store_problem)?;
     if let Some(current) = &replaced
         && !may_shorten

@@ -116,7 +116,8 @@ pub(super) async fn put(
         checked
             .map_err(|error| Problem::bad(&error.field, format!("{}; {advice}", error.problem)))?;
     }
-    // Two concurrent requests may both read the same current block. The block written last wins.
+    // Two concurrent requests may both read the same current block. The block that is written last
+    // wins.
     let current = limiter.entry_blocks().get(&target);
     let current = current.filter(|current| current.is_unexpired(now));
     if let Some(current) = &current {

@@ -258,7 +258,7 @@ impl View {
     }
 
     /// Serialises an override. The field `inactive` is present only if the override is not valid
-    /// for its rule. The rule's own limits then apply.
+    /// for its rule. The rule's own limits then apply instead of the override.
     fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
         let mut document = self.change(found);
         document["rule"] = json!(rule.name());

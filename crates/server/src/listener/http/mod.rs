@@ -301,7 +301,8 @@ impl ConnectionContext {
         // In a forward-auth request, the client chooses the `Authorization` value. If the proxy
         // appends its own `Tidegate-Token` line instead of replacing the client's line, the client
         // chooses one of the lines. An invalid value from the client must not count as a wrong
-        // guess by the proxy. If it counted, a client could lock out the proxy.
+        // guess by the proxy. If such a value counted as a wrong guess, a client could lock out the
+        // proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -413,9 +414,9 @@ impl ConnectionContext {
     }
 }
 
-/// Returns the status for `verdict`. All HTTP endpoints use this mapping from verdicts to statuses.
-/// A denial has status 429. If the store could not decide, or if the service is at its capacity,
-/// the status is 503, because the client did not cause the problem.
+/// Returns the status for `verdict`. All HTTP endpoints map verdicts to statuses in this way. A
+/// denial has status 429. If the store could not decide, or if the service is at its capacity, the
+/// status is 503, because the client did not cause the problem.
 pub(super) fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

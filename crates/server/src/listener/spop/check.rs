@@ -5,9 +5,9 @@
 //! argument `cost` sets the request's cost. An argument without a value, such as an absent header,
 //! is ignored.
 //!
-//! An ACK is sent for each NOTIFY whose payload can be decoded. An invalid request is denied. If
-//! the agent did not answer, HAProxy would admit the request, so a client could evade its limit
-//! with an ambiguous path.
+//! An ACK is sent for each NOTIFY whose payload can be decoded. The agent denies an invalid
+//! request. If the agent did not answer, HAProxy would admit the request, so a client could evade
+//! its limit with an ambiguous path.
 
 use std::borrow::Cow;
 
@@ -78,9 +78,9 @@ impl<'b> Arguments<'b> {
             Cow::Borrowed(_) => name,
         };
         let entry = (name, text);
-        // Two messages may contain the same argument. If the two values differ, the request is
-        // rejected later. A request with too many entries is also rejected later, so one excess
-        // entry is enough.
+        // Two messages may contain the same argument. If the values of the two arguments differ,
+        // the request is rejected later. A request with too many entries is also rejected later, so
+        // one excess entry is enough.
         if self.entries.len() <= MAX_ENTRIES && !self.entries.contains(&entry) {
             self.entries.push(entry);
         }

@@ -254,14 +254,14 @@ impl Channel {
                 if let RecvAncillaryMessage::ScmRights(sockets) = message {
                     for received in sockets {
                         if socket.replace(received).is_some() {
-                            let problem = "it has more than one socket";
+                            let problem = "more than one socket";
                             return Err(ChannelError::NotAMessage(problem));
                         }
                     }
                 }
             }
             if received.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(ChannelError::NotAMessage("it has too many sockets"));
+                return Err(ChannelError::NotAMessage("too many sockets"));
             }
             if received.bytes == 0 {
                 return Err(ChannelError::Closed);

@@ -248,7 +248,7 @@ impl Takeover {
                             restorer.restore(message.body);
                         }
                         Some((tag, record)) => drop(limiter.take_state(*tag, record)?),
-                        None => return Err(ChannelError::NotAMessage("it has no record").into()),
+                        None => return Err(ChannelError::NotAMessage("no record").into()),
                     },
                     Kind::End => break,
                     other => return Err(ChannelError::Unexpected(other as u8).into()),
@@ -336,7 +336,7 @@ fn receive_listeners(channel: &Channel) -> Result<Vec<PassedListener>, TakeoverE
     let (theirs, program) = hello
         .body
         .split_first_chunk()
-        .ok_or(ChannelError::NotAMessage("it has no version"))?;
+        .ok_or(ChannelError::NotAMessage("no version"))?;
     let theirs = u32::from_le_bytes(*theirs);
     if theirs != VERSION {
         return Err(TakeoverError::Version {
@@ -359,10 +359,10 @@ fn receive_listeners(channel: &Channel) -> Result<Vec<PassedListener>, TakeoverE
 
 fn passed_listener(message: Message) -> Result<PassedListener, ChannelError> {
     let Some(socket) = message.socket else {
-        return Err(ChannelError::NotAMessage("it has no socket"));
+        return Err(ChannelError::NotAMessage("no socket"));
     };
     let Some((is_managed @ (0 | 1), name)) = message.body.split_first() else {
-        return Err(ChannelError::NotAMessage("it has no name"));
+        return Err(ChannelError::NotAMessage("no name"));
     };
     Ok(PassedListener {
         name: String::from_utf8_lossy(name).into_owned(),
@@ -575,7 +575,7 @@ mod tests {
                 vec![hello(VERSION + 8)],
                 "uses version 10 of the upgrade protocol",
             ),
-            (vec![message(Kind::Hello, b"\x01\0\0")], "it has no version"),
+            (vec![message(Kind::Hello, b"\x01\0\0")], "no version"),
             (vec![message(Kind::Start, b"")], "an unexpected message"),
             (
                 vec![hello(VERSION), message(Kind::Commit, b"")],
@@ -584,7 +584,7 @@ mod tests {
             (vec![hello(VERSION)], "has closed the connection"),
             (
                 vec![hello(VERSION), message(Kind::Listener, b"")],
-                "it has no name",
+                "no name",
             ),
             (too_many, "an unexpected message"),
         ] {

@@ -259,7 +259,7 @@ impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
         };
         let wake = self.ticket.wake_within(seen, sleep_until(end));
         match wake.await {
-            // Slots are being released, so another slot may soon be free. Therefore restart the
+            // Slots are being released, so another slot may soon be free. Therefore, restart the
             // backoff.
             Wake::Turn => self.attempts = 0,
             Wake::BlocksChanged => self.only_blocks_changed = true,

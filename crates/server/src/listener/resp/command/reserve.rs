@@ -33,8 +33,8 @@ pub(super) fn reserve(context: &mut Context<'_>, arguments: Arguments<'_>, reply
     }
 }
 
-/// Makes a reservation. With the memory store, replies immediately unless the request can wait. In
-/// all other cases, the reply is pending.
+/// Makes a reservation. With the memory store, replies immediately unless the request can wait. If
+/// the request can wait, the reply is pending.
 fn begin_reserve(
     context: &mut Context<'_>,
     command: &CheckCommand<'_>,
