@@ -48,7 +48,7 @@ impl Default for BreakerSettings {
 #[derive(Debug)]
 #[must_use = "a probe that is never recorded keeps the breaker half-open"]
 pub struct BreakerPermit {
-    /// The breaker's era when the permit was issued. Each state change begins a new era.
+    /// The number of state changes of the breaker when the permit was issued.
     era: u64,
 }
 
@@ -84,7 +84,8 @@ pub enum HealthSignal {
 pub struct CircuitBreaker {
     settings: BreakerSettings,
     state: BreakerState,
-    /// The number of state changes so far. A result from an earlier era is ignored.
+    /// The number of state changes so far. The result of a request is ignored if this number has
+    /// changed since the request's permit was issued.
     era: u64,
     /// The number of results, and the number of failures (as `events`).
     window: RollingWindow,

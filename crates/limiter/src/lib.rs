@@ -281,7 +281,7 @@ impl ServerLimiter {
 
     /// Returns the active rules. A decision uses one rule set from start to finish, even across a
     /// reload. A request that waits for a concurrency slot is decided under the rules that are
-    /// active when its turn comes.
+    /// active when the request is first in its queue.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
         self.rules.load_full()

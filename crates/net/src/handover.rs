@@ -134,7 +134,7 @@ impl Stage {
 
 impl MovableConnection {
     /// Hands over `stream` with `state`, which is empty for a new connection. The connection is
-    /// closed if its state is too large, or if the socket is not usable any more.
+    /// closed if its state is too large, or if the socket is no longer usable.
     ///
     /// A TLS connection is relayed by a task on the current thread, which must be a worker.
     pub fn hand_over(self, stream: impl MaybeMovable, state: Vec<u8>) {

@@ -110,7 +110,8 @@ impl Http1State<'_> {
     }
 
     /// Ends hyper's part of the connection, and keeps the stream open. Returns pending if the
-    /// beginning of the connection's first request has arrived: hyper then ends after its response.
+    /// beginning of the connection's first request has arrived, because hyper then ends the
+    /// connection after the response.
     ///
     /// A connection whose last request body was not read to its end is closed, as hyper does in any
     /// case. If the connection stayed open, the other process would take the rest of the body for

@@ -83,7 +83,8 @@ const GONE: usize = usize::MAX;
 /// The result of registering a new connection.
 #[derive(Debug)]
 pub(super) enum RegistrationResult {
-    /// The connection will be served. An idle connection may have been closed to make room for it.
+    /// The connection is admitted, and the caller must serve it. An idle connection may have been
+    /// closed to make room for it.
     Admitted(Registration, Eviction),
     /// The client of the connection has reached its connection limit.
     ClientFull,

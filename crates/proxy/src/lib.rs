@@ -1,7 +1,7 @@
 //! The reverse proxy: applies rate limits to requests, and forwards the permitted requests to
 //! upstreams.
 //!
-//! Like the other listeners, the proxy runs hyper on the workers of [`tidegate_net`]. Each client
+//! The proxy runs hyper on the workers of [`tidegate_net`], as the other listeners do. Each client
 //! connection stays on one thread, together with its requests and its upstream connections. Every
 //! buffer between client and upstream is bounded in bytes, and every wait is bounded in time.
 //!

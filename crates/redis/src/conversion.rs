@@ -104,8 +104,9 @@ impl StoredValue {
     /// Returns whether any state was written by a clock that was ahead of `now`.
     ///
     /// A GCRA state that is within the limits of `charge` at `now` is never treated as written by a
-    /// clock that was ahead. The scripts use the same condition. Therefore, if a script returns a
-    /// state without a decision because the clock was ahead, this method also returns true.
+    /// clock that was ahead. The Redis scripts use the same condition. Therefore, if a script
+    /// returns a state without a decision because the clock was ahead, this method also returns
+    /// true.
     pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
         let Some(states) = &self.states else {
             return false;

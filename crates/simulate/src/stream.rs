@@ -337,8 +337,8 @@ impl Log {
             .iter()
             .filter_map(|line| format.parse(line).ok()?.arrival());
         let earliest = arrivals.min().unwrap_or_default().before(SORT_WINDOW);
-        // The file is closed now, and opened again when the simulation reaches its time, so that
-        // few files are open at the same time.
+        // The file is closed now, and opened again when the simulation reaches the time of the
+        // file's first line, so that few files are open at the same time.
         let is_reopened = source.size().is_some();
         if is_reopened {
             ahead.clear();

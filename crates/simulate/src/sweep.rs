@@ -184,7 +184,8 @@ pub struct SweepValue {
 /// The horizontal axis of the curve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Axis {
-    /// The limits differ only in their count. The string is the unit of the axis.
+    /// The limits differ only in their count. The string is the label of the axis, such as `units
+    /// per minute`.
     Count(String),
     /// The limits differ in more than one number, so they are placed at equal distances.
     Order,

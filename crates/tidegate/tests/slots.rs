@@ -316,7 +316,7 @@ async fn a_reload_applies_to_waiting_requests() {
     let [first, second, third] = waiting;
     let first = first.await.unwrap().unwrap();
     assert!(start.elapsed() <= Duration::from_millis(500));
-    // A new limit denies the second request when its turn comes.
+    // When the second request is first in the queue, a new limit denies it.
     let quota = rule("quota", &["c"], vec!["1/h".parse().unwrap()]);
     let all = rule("each", &["c"], vec![slots(2, TWO_SECONDS, 100)]);
     swap(vec![quota, all]);

@@ -17,8 +17,8 @@ pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
     let Some(field) = join_lines(headers, "ratelimit") else {
         return from_three_headers(headers);
     };
-    // The old format is a dictionary. A dictionary with values is not a valid list, because in a
-    // list, `=` cannot follow a token.
+    // The former format of the `RateLimit` header is a dictionary. A dictionary with values is not
+    // a valid list, because in a list, `=` cannot follow a token.
     match structured::list(&field) {
         Some(members) => {
             let policies = join_lines(headers, "ratelimit-policy");

@@ -82,7 +82,7 @@ struct RetryLoop<'a, S> {
     sender: S,
 }
 
-/// The result of one try.
+/// The result of one attempt to send a request.
 enum AttemptResult<R> {
     Response(R, Advice),
     /// The try failed without a response.

@@ -518,8 +518,8 @@ fn usual_host(text: &str) -> (&'static str, String) {
     }
 }
 
-/// Returns whether `text` is probably a regular expression. No entry value starts with `^`, and no
-/// path contains any of the sequences in `signs`.
+/// Returns whether `text` is probably a regular expression. A text that starts with `^`, or a path
+/// that contains one of `signs`, is treated as a regular expression.
 fn looks_like_expression(entry: &str, text: &str) -> bool {
     let signs = ["(?", "\\d", "\\w", "\\.", "]+", "]*", "[0-9]", "[^"];
     let is_path =

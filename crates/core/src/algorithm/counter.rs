@@ -72,7 +72,7 @@ pub(crate) trait Counter: Sized {
     fn mark(state: &Self::State) -> Mark;
 
     /// Refunds up to `units` units of the charge at `position`. Refunds nothing if another kernel
-    /// created the mark in `position`.
+    /// recorded `position`.
     fn refund_charge(
         &self,
         state: &mut Self::State,

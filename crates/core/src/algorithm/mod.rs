@@ -187,7 +187,8 @@ macro_rules! kernels {
 
             /// Converts a state written with other parameters, for example before the rules were
             /// reloaded. `old` is a copy of this kernel in the terms of the state (see
-            /// [`Self::in_terms`]). `old` is `None` if the terms are unknown or not needed.
+            /// [`Self::in_terms`]). `old` is `None` if the terms of the state (its units of
+            /// measure) are unknown or not needed.
             ///
             /// Spent units still count after the conversion. If the kernel cannot tell whether a
             /// unit is still spent, the unit counts as spent. A state that exceeds the new limit is

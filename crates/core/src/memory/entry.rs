@@ -177,10 +177,10 @@ impl Entry {
         matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Returns whether a read-only decision can charge the state itself and undo the charge
-    /// afterwards. Undoing the charge avoids a copy of a possibly large state. Only a state written
-    /// under `limits` can be lent to the decision in this way, because a lent state is neither
-    /// converted nor clamped.
+    /// Returns whether a read-only decision can use the state itself instead of a copy: the
+    /// decision charges the state and then undoes the charge. A copy of a large state would take
+    /// long. A state written under other limits cannot be used without a copy, because the decision
+    /// would convert or clamp the state.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
             && self.fingerprint == limits.fingerprint()

@@ -173,7 +173,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Puts back the states that were lent to a read-only decision.
+    /// Puts back the states that a read-only decision has used without a copy.
     pub(super) fn put_back_lent(&mut self, pending: Vec<PendingCharge<'c>>, now: Timestamp) {
         for pending in pending {
             self.shard(pending.location.hash)

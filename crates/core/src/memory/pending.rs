@@ -48,8 +48,10 @@ pub(super) struct PendingCharge<'c> {
     /// Whether the decision changed the state. A new key is inserted only if the decision changed
     /// its state.
     pub(super) is_changed: bool,
-    /// The input of [`Limits::undo`] for each part of the state. `Some` if the state was lent (see
-    /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)) and the charge must be undone.
+    /// The input of [`Limits::undo`] for each part of the state. `Some` if a read-only decision
+    /// uses the state without a copy (see
+    /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)), so that the charge must be
+    /// undone.
     pub(super) lent: Option<Vec<UndoRecord>>,
 }
 
@@ -73,8 +75,8 @@ impl PendingCharge<'_> {
         self.is_changed = self.evaluation.apply(admitted, now);
     }
 
-    /// Undoes the charge of a read-only decision and returns the lent state; `None` if the state
-    /// was not lent.
+    /// Undoes the charge of a read-only decision and returns the state; `None` if the decision uses
+    /// a copy of the state.
     pub(super) fn undone(self, now: Timestamp) -> Option<KeyState> {
         let before = self.lent?;
         let units = if self.is_changed {

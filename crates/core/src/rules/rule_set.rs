@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The limits of the charge of a request that is blocked and to which no rule applies. No store
-/// ever evaluates them to decide a request, because the charge is blocked.
+/// ever evaluates these limits to decide a request, because the charge is blocked.
 static BLOCKED_LIMITS: LazyLock<Limits> = LazyLock::new(|| {
     let period = Span::from_secs(1);
     let rate = Rate { count: 1, period };

@@ -52,7 +52,7 @@ pub(crate) struct Ask<'a> {
     /// The limits, compiled.
     #[allow(dead_code, reason = "for stores, which take them compiled")]
     pub(crate) limits: &'a Limits,
-    /// The same limits, as written in the file.
+    /// The limits as written in the test vector file, before they are compiled.
     #[allow(
         dead_code,
         reason = "for listeners that take the limits in the request"

@@ -7,19 +7,20 @@ pub const FLOOR: u64 = 10;
 /// The maximum demand. The maximum prevents overflows in multiplications.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the seats with these `demands` and a number of `vacant` seats. The share
-/// of a vacant seat is reserved for a new stream. In the result, the vacant seats' shares come
-/// last.
+/// Divides `total` among the streams with these `demands` and a number of `vacant` places. The
+/// share of a vacant place is reserved for a new stream. In the result, the shares of the vacant
+/// places come last.
 ///
-/// The fraction 1/[`FLOOR`] of the total is divided evenly among all seats. The rest is divided in
-/// proportion to the demands. If every demand is zero, the rest is divided evenly among the seats
-/// that are not vacant. Each share is rounded down, and the seats that lost most by rounding get
-/// one of the remaining requests each. Among seats with equal losses, the first seats get the
-/// remaining requests.
+/// The fraction 1/[`FLOOR`] of the total is divided evenly among all streams and vacant places. The
+/// rest is divided in proportion to the demands. If every demand is zero, the rest is divided
+/// evenly among the streams. Each share is rounded down, and the streams and places that lost most
+/// by rounding get one of the remaining requests each. If two losses are equal, the first stream or
+/// place gets the remaining request.
 ///
-/// If there is at least one seat, the shares add up to exactly `total`. A seat with a higher demand
-/// never gets a smaller share than a seat with a lower demand, except that all demands from 2^40
-/// count as equal. Each share is at least `total / (FLOOR * seats)`, rounded down. Without seats,
+/// If there is at least one stream or vacant place, the shares add up to exactly `total`. A stream
+/// with a higher demand never gets a smaller share than a stream with a lower demand, except that
+/// all demands from 2^40 count as equal. Each share is at least `total / (FLOOR * n)`, rounded
+/// down, where `n` is the number of streams and vacant places. Without streams and vacant places,
 /// the result is empty.
 #[must_use]
 pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
@@ -37,17 +38,17 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let remainder = total - shares.iter().sum::<u64>();
     let mut by_loss: Vec<usize> = (0..shares.len()).collect();
     by_loss.sort_by_key(|&at| std::cmp::Reverse(exact(&weights[at]) % whole));
-    // Rounding takes less than one request from each seat, so the remainder is smaller than the
-    // number of seats.
+    // Rounding takes less than one request from each share, so the remainder is smaller than the
+    // number of shares.
     for (at, _) in by_loss.into_iter().zip(0..remainder) {
         shares[at] += 1;
     }
     shares
 }
 
-/// Returns the weight of each seat as a numerator over a common denominator. A seat's weight is the
-/// sum of its even share, which is the same for every seat, and its share in proportion to the
-/// seat's demand.
+/// Returns the weight of each stream and vacant place as a numerator over a common denominator. A
+/// stream's weight is the sum of an even share, which is the same for every stream, and a share in
+/// proportion to the stream's demand.
 fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
     let no_demand = demands.iter().all(|&demand| demand == 0);
     let demand = |&demand: &u64| u128::from(if no_demand { 1 } else { demand.min(MAX_DEMAND) });

@@ -83,8 +83,8 @@ impl RedisStore {
     }
 
     /// Connects to the single server at `url`, for example `redis://127.0.0.1:6379` or
-    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. The method is for tools. The
-    /// method is not for servers, because a decision may take up to 5 s.
+    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. The method is for command-line
+    /// tools, not for servers, because a decision may take up to 5 s.
     ///
     /// # Errors
     ///

@@ -302,7 +302,7 @@ fn without_rules(redis: &RedisServer) -> Node {
     other
 }
 
-/// Both servers search every second. The one without the rules always searches first, and again
+/// Both servers search every second. The server without the rules always searches first, and again
 /// when the lease of its first claim ends.
 #[test]
 fn a_server_without_the_rules_leaves_a_reservation_to_others() {

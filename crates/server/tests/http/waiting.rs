@@ -16,8 +16,8 @@ rules:
     limits: {algorithm: concurrency, limit: 1, lease: 60s, wait: 30s, queue: 3}
 ";
 
-/// The maximum number of attempts, one per millisecond. In total, they take longer than any test
-/// step.
+/// The maximum number of attempts, one per millisecond. All attempts together take longer than any
+/// test step.
 const ATTEMPTS: usize = 30_000;
 
 const ENTRIES: &str = r#""entries": {"customer": "acme"}"#;

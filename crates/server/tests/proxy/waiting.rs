@@ -13,8 +13,8 @@ use crate::{
 /// A timeout that is longer than any test step takes. The timeout makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The maximum number of attempts, one per millisecond. In total, they take longer than any test
-/// step.
+/// The maximum number of attempts, one per millisecond. All attempts together take longer than any
+/// test step.
 const ATTEMPTS: usize = 30_000;
 
 fn listener(upstream: &GatedUpstream, limit: &str) -> TestListener {

@@ -14,8 +14,8 @@ use crate::{
     value::Value,
 };
 
-/// The maximum number of attempts, one per millisecond. In total, they take longer than any test
-/// step.
+/// The maximum number of attempts, one per millisecond. All attempts together take longer than any
+/// test step.
 const ATTEMPTS: usize = 30_000;
 
 fn listener() -> TestListener {

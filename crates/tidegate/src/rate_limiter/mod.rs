@@ -209,8 +209,8 @@ pub trait RateLimiter: Send + Sync {
 }
 
 /// Raises the limits of those elastic `charges` whose parent rules have enough unused capacity. If
-/// the store has to wait for the state of the parent rules, no limit is raised yet. In this case,
-/// the caller must [finish](PendingStretch::finish) the returned value.
+/// the store has to wait for the state of the parent rules, no limit is raised yet. If the store
+/// has to wait, the caller must [finish](PendingStretch::finish) the returned value.
 #[inline]
 pub fn stretch<'a, S: Store>(
     store: &S,

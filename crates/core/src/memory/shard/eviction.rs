@@ -58,7 +58,7 @@ pub(in crate::memory) struct RoomReservation {
     bytes: usize,
     /// The slots of the entries to evict.
     victims: Vec<usize>,
-    /// The heap bytes freed by evicting the victims.
+    /// The heap bytes freed by evicting the selected entries.
     freed_bytes: usize,
     /// The number of entries that this decision has inspected so far, starting at the cursor.
     inspected: usize,
@@ -203,8 +203,8 @@ impl Shard {
         Ok(())
     }
 
-    /// Evicts the victims of the reservation unless `effect` is read-only. Returns true if an entry
-    /// was evicted. An eviction can change the slots of other entries.
+    /// Evicts the entries that the reservation has selected, unless `effect` is read-only. Returns
+    /// true if an entry was evicted. An eviction can change the slots of other entries.
     ///
     /// If the decision does not fit (`fits` is false), only expired entries are evicted. If such a
     /// decision evicted live entries, a client that is repeatedly rejected with [`Full`] would
@@ -232,7 +232,7 @@ impl Shard {
         let reserved = &mut self.cold.reservation;
         let mut victims = std::mem::take(&mut reserved.victims);
         // Each removal shifts later entries back by up to one slot, so move the cursor back by one
-        // slot per victim.
+        // slot per evicted entry.
         self.cold.cursor = reserved.next.saturating_sub(victims.len());
         (reserved.inspected, reserved.freed_bytes) = (0, 0);
         let has_moved = !victims.is_empty();
@@ -275,8 +275,8 @@ impl Shard {
         fits
     }
 
-    /// Returns whether `growth` fits, in addition to the stored and reserved data, once the victims
-    /// are evicted.
+    /// Returns whether `growth` fits, in addition to the stored and reserved data, once the
+    /// selected entries are evicted.
     fn has_room(&self, growth: Growth) -> bool {
         let (capacity, reserved) = (&self.cold.capacity, &self.cold.reservation);
         let keys = reserved.keys + growth.keys;

@@ -127,7 +127,8 @@ impl Shard {
     /// To clamp a state, the shard would need the limits of the key, which it does not have.
     /// Therefore, this function only marks the entries, and the next load of each entry clamps the
     /// state. A marked key that is never used again stays in the store until its recorded expiry.
-    /// The recorded expiry is too late by the time by which the clock was ahead.
+    /// The recorded expiry is later than the correct expiry, by the time by which the clock was
+    /// ahead.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -214,7 +215,7 @@ impl Shard {
     }
 
     /// Takes the state of the charge's key out of its entry. If `effect` is read-only, takes a
-    /// copy, unless the state can be lent (see [`Entry::can_be_lent`]).
+    /// copy, unless the decision can use the state itself (see [`Entry::can_be_lent`]).
     #[inline]
     pub(super) fn open<'c>(
         &mut self,
@@ -304,8 +305,8 @@ impl Shard {
         None
     }
 
-    /// Undoes the charge of a read-only decision, and puts the state, which [`Self::open`] lent to
-    /// the decision, back into its entry.
+    /// Undoes the charge of a read-only decision that uses the state itself, and puts the state
+    /// back into its entry.
     pub(super) fn put_back_lent(&mut self, pending: PendingCharge<'_>, now: Timestamp) {
         let EntryLocation::At { number, .. } = pending.location.located else {
             return;
@@ -678,7 +679,7 @@ mod tests {
         // key is not hot.
         let small = &limits()[1];
         // Repeat the test, because the order of the entries is random, and an eviction does not
-        // inspect the entries after the victim.
+        // inspect the entries after the evicted entry.
         for _ in 0..4 {
             let (store, mut outcomes) = (
                 MemoryStore::new(MemoryBounds {

@@ -61,8 +61,8 @@ impl KeyFilter {
         self.generation.load(Ordering::Relaxed) != generation
     }
 
-    /// Adds a key. The caller adds the key before it stores the override, and holds the guard until
-    /// the override is stored.
+    /// Adds a key. The caller adds the key before it stores the override, and holds the returned
+    /// lock guard until the override is stored.
     pub(super) fn add(&self, hash: u64) -> RwLockReadGuard<'_, ()> {
         let guard = self.changes.read().unwrap_or_else(PoisonError::into_inner);
         let array = &self.arrays[self.generation.load(Ordering::Relaxed) % 2];

@@ -165,8 +165,9 @@ impl Bucket {
         self.redistribute();
     }
 
-    /// Records a report from `stream`. The first report creates the stream's seat. Always returns
-    /// the assignment of `stream`, and also returns the changed assignments of other streams.
+    /// Records a report from `stream`. The first report adds the stream to the bucket. Always
+    /// returns the assignment of `stream`, and also returns the changed assignments of other
+    /// streams.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
         let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
@@ -189,7 +190,7 @@ impl Bucket {
         self.take_changes()
     }
 
-    /// Removes the seat of `stream`. The assignments of other streams do not change.
+    /// Removes `stream` from the bucket. The assignments of other streams do not change.
     pub(super) fn remove_seat(&mut self, stream: StreamId) {
         self.seats.retain(|seat| seat.stream != stream);
     }
@@ -236,8 +237,8 @@ impl Bucket {
         self.limit.period <= LONGEST_RATE
     }
 
-    /// Removes the seats of all streams that have not reported for [`SILENCE`], except for the seat
-    /// of `stream`. Returns DENY_ALL assignments for the removed streams.
+    /// Removes all streams that have not reported for [`SILENCE`], except `stream`. Returns
+    /// DENY_ALL assignments for the removed streams.
     fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         let is_silent =
             |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
@@ -247,7 +248,7 @@ impl Bucket {
             .collect()
     }
 
-    /// Records the demand of `stream` and returns the index of its seat.
+    /// Records the demand of `stream`, and returns the index of the stream in `seats`.
     fn record_report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> usize {
         let Some(at) = self.seats.iter().position(|seat| seat.stream == stream) else {
             self.seats.push(Seat {
@@ -314,9 +315,9 @@ impl Bucket {
         }
     }
 
-    /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant is
-    /// the smaller of two numbers: the seat's share of the remaining requests, and the number of
-    /// remaining requests that are not granted to other streams.
+    /// Replaces the grant of the stream with index `at` in `seats`, if the grant should change. The
+    /// new grant is the smaller of two numbers: the stream's share of the remaining requests, and
+    /// the number of remaining requests that are not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
         // Reserve one additional share for a future stream. Without this reserve, a new stream

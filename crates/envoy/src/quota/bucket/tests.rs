@@ -228,8 +228,8 @@ impl World {
         }
         let changes = self.bucket.roll(at(self.seconds));
         self.assign(changes);
-        // The four Envoys report less often than every five seconds, but often enough to keep their
-        // seats.
+        // The four Envoys report less often than every five seconds, but often enough that the
+        // bucket does not remove their streams.
         for id in 0..4 {
             if self.envoys[id].assigned.is_some()
                 && self.seconds - self.envoys[id].reported_at >= 40

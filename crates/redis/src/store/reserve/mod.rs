@@ -241,8 +241,8 @@ impl CheckCall {
 
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
 fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
-    // The programs directly follow the first three arguments. The conversions after the programs
-    // are not needed for a refund.
+    // The charges' programs (encoded limits) directly follow the first three arguments. The
+    // conversions after the programs are not needed for a refund.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with the time, the effect and the expiry slack");
     };

@@ -131,7 +131,7 @@ impl View<'_> {
         if let Some(reason) = explanation.reason {
             document["reason"] = reason.as_str().into();
         }
-        // The memory store is the default source, so it is omitted, as in a verdict.
+        // The field is omitted for the memory store, which is the default source.
         if explanation.source != Source::Memory {
             document["source"] = explanation.source.as_str().into();
         }

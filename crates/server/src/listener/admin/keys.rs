@@ -203,7 +203,8 @@ fn key_limit_documents(
 ) -> Vec<Value> {
     let policies = limits.iter().map(|limit| &**limit.policy());
     let blocked_for = block.map(|block| block.ends_after);
-    // A block by entries is not a part of the store's state, so `next` can contain outcomes.
+    // A block by entries is not a part of the store's state, so the store may return outcomes for a
+    // blocked key in `next`.
     let next = if block.is_some() { &[] } else { next };
     limit_documents(policies, current, next, blocked_for)
 }

@@ -54,7 +54,7 @@ pub(super) fn decode(body: &[u8]) -> Option<ConnectionBody<'_>> {
 }
 
 fn put_text(out: &mut Vec<u8>, text: &str) {
-    // The channel refuses a message of this length.
+    // The upgrade channel rejects a message of `u32::MAX` bytes.
     let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
     out.extend(length.to_le_bytes());
     out.extend(text.as_bytes());

@@ -390,7 +390,7 @@ impl<'s> SlotTurn<'s> {
 
 type ReceiptOf<L> = <<L as RateLimiter>::Store as Store>::Receipt;
 
-/// A guard that marks the store as being called until it is dropped.
+/// A guard that marks the store as being called until the guard is dropped.
 struct StoreCall<'s>(&'s CancelSignal);
 
 impl<'s> StoreCall<'s> {

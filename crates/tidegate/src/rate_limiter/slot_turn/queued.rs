@@ -50,8 +50,8 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
         }
     }
 
-    /// Makes an attempt. If the request is not decided by it, waits until the next attempt is
-    /// due, and returns `None`.
+    /// Makes an attempt. If the attempt does not decide the request, waits until the next attempt
+    /// is due, and returns `None`.
     pub(super) async fn attempt(
         &mut self,
         turn: &SlotTurn<'_>,
@@ -103,8 +103,9 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
         }
         let Some(queue) = queue else {
             // If the peek was admitted, the next attempt charges the request. If the peek was not
-            // admitted, other limits or a block denied the request. The next attempt is the last
-            // one in this case, so that the limits that count denied requests count this request.
+            // admitted, other limits or a block denied the request. If the peek was not admitted,
+            // the next attempt is the last one, so that the limits that count denied requests count
+            // this request.
             self.is_last = !is_admitted;
             self.has_peeked = true;
             return None;
