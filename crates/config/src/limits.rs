@@ -181,9 +181,9 @@ pub fn build(
     None
 }
 
-/// Returns whether a field is missing only because of an error that has already been reported. In
-/// this case, the file contains the field, but the field could not be read. The file may contain
-/// `anchor` in place of `window`.
+/// Returns whether a field is missing only because of an error that has already been reported. The
+/// file then contains the field, but the field could not be read. The file may contain `anchor` in
+/// place of `window`.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }

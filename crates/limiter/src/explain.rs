@@ -157,7 +157,7 @@ impl ServerLimiter {
             let answer = match next {
                 Some(next) => ChargeAnswer::of_limits(next, verdict.source),
                 // A block, the store or a fallback policy decided the whole request, so this charge
-                // was not evaluated. Evaluate it alone.
+                // was not evaluated. Evaluate the charge alone.
                 None => self.evaluate_alone(charge, now).await,
             };
             let mut explained = ExplainedCharge {

@@ -76,8 +76,8 @@ pub fn outcome(reason: Option<Reason>) -> &'static str {
     reason.map_or("allowed", Reason::as_str)
 }
 
-/// Creates a span named `name` for a request to `listener`. The trace context in `headers` is its
-/// parent. If tracing is off, the span is empty.
+/// Creates a span named `name` for a request to `listener`. The trace context in `headers` is the
+/// parent of the span. If tracing is off, the span is empty.
 #[must_use]
 pub fn request_span(listener: ListenerKind, name: &'static str, headers: &HeaderMap) -> Span {
     let Some(propagator) = PROPAGATOR.get() else {

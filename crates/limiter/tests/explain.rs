@@ -250,8 +250,8 @@ proptest! {
     }
 }
 
-/// A check evaluates no limits for a blocked key. The explanation therefore evaluates them as if
-/// there were no block.
+/// A check evaluates no limits for a blocked key. The explanation therefore evaluates the limits as
+/// if there were no block.
 #[test]
 fn a_block_is_explained_with_the_limits_of_all_rules() {
     let rule = |name: &str, key: &str| {

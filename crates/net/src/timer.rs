@@ -16,7 +16,7 @@ use tokio::{
 /// Moving the deadline takes two stores. The runtime's timer is registered again only if it fires
 /// before the deadline. For example, with a timeout of one minute, a connection that is busy for an
 /// hour registers a timer about 60 times, regardless of its number of requests. While the same task
-/// waits, the waker is not registered again either.
+/// waits, the waker is also not registered again.
 ///
 /// If the deadline moves to a time before the registered timer, the timer is registered again
 /// immediately.

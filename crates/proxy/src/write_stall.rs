@@ -91,8 +91,8 @@ impl<B> WatchedBody<B> {
         }
     }
 
-    /// Wraps `body`. The wait for the receiver begins now. Call this function in the task of the
-    /// body's stream.
+    /// Wraps `body`. The receiver's time to accept data is measured from this call on. Call this
+    /// function in the task of the body's stream.
     pub(crate) fn waiting_from_now(body: B) -> Self {
         let watched_body = Self::new(body);
         watched_body.wait.0.wait();

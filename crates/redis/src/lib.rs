@@ -16,7 +16,8 @@
 //!   only exception is a key with a block that has no end.
 //! - **One clock.** Each decision reads the server's `TIME` once. Setting the clock back creates no
 //!   tokens: a state that was written while the clock was more than 10 s ahead is clamped to at
-//!   most the spent units of an exhausted key. After a smaller step, denials only last longer.
+//!   most the spent units of an exhausted key. After a step back of at most 10 s, denials only last
+//!   longer.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If the
 //!   stored parameters differ from the parameters of the charge, the client converts the state in
 //!   the same way as the memory store. The script then uses the converted state for its decision,

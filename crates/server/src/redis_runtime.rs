@@ -1,6 +1,6 @@
 //! Connects to the configured Redis, on a dedicated runtime thread.
 //!
-//! All workers share the same few connections. Commands that wait in the queue at the same time are
+//! All workers share a few Redis connections. Commands that wait in the queue at the same time are
 //! sent in one pipeline, even if they come from different workers.
 
 use std::{

@@ -116,10 +116,10 @@ pub struct RuleReport {
     pub requests: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
-    /// The number of these denials that depend on the precision of the log. The requests of these
-    /// denials would have been admitted if they had arrived slightly later: by at most a second, or
-    /// by at most a millisecond if the log times are in milliseconds. Effects on later requests are
-    /// not included.
+    /// The number of denials that depend on the precision of the log. The requests of these denials
+    /// would have been admitted if they had arrived slightly later: by at most a second, or by at
+    /// most a millisecond if the log times are in milliseconds. Effects on later requests are not
+    /// included.
     pub denied_within_precision: u64,
     /// The number of requests that a queue delays.
     pub delayed: u64,

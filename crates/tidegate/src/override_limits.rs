@@ -1,7 +1,7 @@
 //! The limits of overrides from which verdicts borrow.
 //!
 //! An override can be changed at any time, so the rules do not keep its limits. A verdict that
-//! borrows from rules therefore needs another owner for them.
+//! borrows from rules therefore needs another owner for the limits.
 
 use std::{
     hash::{BuildHasher as _, RandomState},

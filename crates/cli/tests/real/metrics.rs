@@ -190,7 +190,7 @@ fn the_page_has_exactly_the_documented_metrics() {
             }
         }
     }
-    // Only a server with a control plane has these metrics. The xDS tests check them.
+    // Only a server with a control plane has these metrics. The xDS tests check these metrics.
     documented.retain(|name, _| !name.starts_with("tidegate_envoy_xds_"));
     assert!(documented.is_empty(), "not on the page: {documented:?}");
 }

@@ -194,7 +194,7 @@ pub(crate) fn is_estimated(limit: &Limit) -> bool {
 }
 
 /// Charges the requests of a trace without moving the clock back. Passes every outcome to `seen`.
-/// Returns the last instant.
+/// Returns the instant of the last charge.
 pub(crate) fn walk(
     rule: &Rule,
     store: &MemoryStore,

@@ -116,7 +116,7 @@ mod tests {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
-                    // If demands are equal, the first seat may get one request more. All demands
+                    // If demands are equal, the first stream may get one request more. All demands
                     // above `MAX_DEMAND` count as equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }

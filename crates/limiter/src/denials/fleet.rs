@@ -23,8 +23,8 @@ pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
     "Attempts to write the recent denials of this server to Redis, by result.",
 );
 
-/// The maximum number of denials in one publication. Of a larger number, only the newest denials
-/// are published.
+/// The maximum number of denials in one publication. If there are more denials, only the newest
+/// denials are published.
 const MAX_PUBLICATION: usize = 200;
 
 /// The maximum length in bytes of a published denial, including its request entries. Entries that

@@ -410,7 +410,7 @@ impl Events {
     }
 
     /// Waits until all events so far are written and sent. Waits at most 2 seconds for each file,
-    /// and at most 2 seconds for all webhooks together. Events still unsent after that are lost.
+    /// and at most 2 seconds for all webhooks together. Events that are not sent by then are lost.
     pub fn finish(&self) {
         self.files().for_each(LineLog::finish);
         webhook::finish(&self.webhooks);

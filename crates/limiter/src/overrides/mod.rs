@@ -1,5 +1,5 @@
 //! Overrides and blocks by entries that operators set while the server runs. The store determines
-//! where they are kept:
+//! where overrides and blocks are kept:
 //!
 //! ```text
 //!   memory store    in this process, and in a file beside the snapshot, if there is one

@@ -5,7 +5,8 @@ use tidegate_core::{EntryBlocks, Overrides, Timestamp};
 
 use super::{block_document::BlockDocument, document::OverrideDocument, id::StoredId};
 
-/// The overrides and the blocks by entries that decisions use. Clones share them.
+/// The overrides and the blocks by entries that decisions use. Clones share the overrides and
+/// blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LiveTables {
     pub(crate) overrides: Overrides,
@@ -18,7 +19,7 @@ impl LiveTables {
         self.overrides.len() + self.entry_blocks.len()
     }
 
-    /// Begins to replace everything. What is not set again stays active until
+    /// Begins to replace all overrides and blocks. What is not set again stays active until
     /// [`Self::end_replacement`] removes it.
     pub(super) fn begin_replacement(&self) {
         self.overrides.begin_replacement();

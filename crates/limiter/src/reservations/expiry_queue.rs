@@ -257,9 +257,10 @@ impl ServerLimiter {
         let store = redis_store.store();
         let mut skipped = Vec::new();
         self.end_claimed_reservations(store, &mut skipped).await;
-        // Until its claims expire, no other server can end the reservations, and then this server
-        // could claim them again first. This server releases the claims last, because it would
-        // otherwise claim the same reservations again at once.
+        // Until the claims of this server expire, no other server can end the reservations. After
+        // that, this server could claim the same reservations again before another server does.
+        // This server releases the claims last, because it would otherwise claim the same
+        // reservations again at once.
         if let Err(error) = store.release_claims(&skipped).await {
             tracing::debug!("failed to release reservations of other servers: {error}");
         }

@@ -26,8 +26,8 @@ pub(super) enum ServerKind {
 /// scripts.
 ///
 /// Finally, sends a command, and fails unless the server replies within the decision timeout.
-/// Therefore, a slow server does not receive requests again. `on_disconnect` is called when the
-/// connection breaks, even while it is idle.
+/// Therefore, requests are sent to a server again only when the server is no longer slow.
+/// `on_disconnect` is called when the connection breaks, even while it is idle.
 pub(super) async fn connect(
     settings: &RedisSettings,
     address: &Address,

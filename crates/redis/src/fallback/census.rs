@@ -33,7 +33,7 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
 /// For this time after its first heartbeat, a server uses at most the default share. Redis may have
-/// lost its data before this heartbeat. The other servers write their ids again within one
+/// lost its data before the first heartbeat. The other servers write their ids again within one
 /// heartbeat interval; the rest of the startup period is a margin for late heartbeats.
 const STARTUP_PERIOD: Duration = Duration::from_secs(15);
 

@@ -76,8 +76,8 @@ impl FallbackStore {
     /// Decides `request` without Redis, according to the failure policies of its rules. If a rule
     /// has the policy [`OnFailure::Closed`] and the effect of the request can deny, the request is
     /// denied. If no such rule denies the request, only the [`OnFailure::Local`] rules remain in
-    /// the request, and this node's share of the limits decides them. If no rule remains, the
-    /// request is admitted.
+    /// the request, and this node's share of the limits decides them. If no rule with
+    /// [`OnFailure::Local`] remains, the request is admitted.
     pub(super) fn fall_back(
         &self,
         request: &mut StoreRequest<'_, '_>,

@@ -1,5 +1,5 @@
 -- The expiry queue of outstanding reservations. If the server that made a reservation has stopped,
--- any other server finds the expired reservation here, and ends it.
+-- any other server finds the expired reservation in the queue, and ends it.
 --
 -- KEYS[1]  a hash by id. Each value consists of the instant, in milliseconds, from which on any
 --          server may end the reservation (7 bytes), and the reservation

@@ -37,7 +37,7 @@ if kernel == GCRA then
     after, after_parts = ahead, parts
   elseif mode == CLAMP and over then
     after, after_parts = tau, tau_parts
-    -- The state already exceeds tau, because the key was charged under a higher limit.
+    -- The state already exceeds the limit, because the key was charged under a higher limit.
     if ahead > tau or ahead == tau and parts > tau_parts then
       after, after_parts = ahead, parts
     end

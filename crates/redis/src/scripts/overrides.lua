@@ -72,7 +72,7 @@ if verb == 'put' then
     if call('ZCARD', KEYS[2]) >= tonumber(ARGV[5]) then
       return 0
     end
-    -- Removals before the first override are not known.
+    -- The set does not contain the removals before the first override.
     call('HSETNX', KEYS[1], 'complete_since', next_version())
   end
   call('HSET', KEYS[1], id, document)

@@ -172,8 +172,8 @@ impl RedisStore {
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
                 let written = self.query_slots(groups, Intent::Deny, conversions).await;
-                // The request is denied either way. Therefore a failed write is an error only if a
-                // limit had to count the denial.
+                // The request is denied whether or not the values were written. Therefore a failed
+                // write is an error only if a limit had to count the denial.
                 return match written {
                     Err(error) if counts_denials => Err(error),
                     _ => Ok(decision),

@@ -311,7 +311,7 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
 }
 
 /// The limits of a key were changed and changed back while a request was in progress. Even if the
-/// clock is also set back, and no matter how late that request is refunded, the refund does not
+/// clock is also set back, and no matter how late the request is refunded, the refund does not
 /// reduce later charges.
 #[tokio::test]
 async fn a_conversion_is_remembered_after_the_clock_is_set_back() {

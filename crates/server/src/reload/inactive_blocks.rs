@@ -32,7 +32,7 @@ pub async fn report_inactive_blocks(
 }
 
 /// Describes `count` inactive blocks by entries, and explains what to do about them. Returns `None`
-/// if there are none.
+/// if `count` is 0.
 pub fn inactive_entry_blocks_advice(count: usize) -> Option<String> {
     let blocks = match count {
         0 => return None,

@@ -23,7 +23,7 @@ const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) enum CounterSource {
     /// The snapshot, if one is configured.
     Snapshot,
-    /// The old process of an upgrade, which sends them later.
+    /// The old process of an upgrade, which sends the counters later.
     OldProcess,
 }
 

@@ -163,7 +163,7 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Returns the metrics. An embedding program can add its own metrics to them.
+    /// Returns the metrics. An embedding program can add its own metrics to the returned metrics.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         self.limiter.metrics()

@@ -35,10 +35,11 @@ use tidegate::Clock;
 /// slot from its arrival until its response begins. The layer does not measure the time to send the
 /// body, which depends on the client.
 ///
-/// An error counts as a failure. So does a response with status 503 or 504, and a gRPC response
-/// without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with status
-/// 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled before its response
-/// begins, the time until the cancellation is used as a lower bound for the latency.
+/// An error counts as a failure. A response with status 503 or 504 also counts as a failure, and so
+/// does a gRPC response without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`.
+/// Responses with status 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled
+/// before its response begins, the time until the cancellation is used as a lower bound for the
+/// latency.
 ///
 /// # Examples
 ///

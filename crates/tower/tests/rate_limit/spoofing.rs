@@ -77,7 +77,7 @@ fn request(peer: &str, customer: &str, lines: &[(String, String)]) -> Request<()
     request
 }
 
-/// Sends a request without `lines` and a request with them. Returns both statuses.
+/// Sends a request without `lines` and a request with `lines`. Returns both statuses.
 fn twice(trust: Trust, rule: &str, peer: &str, lines: &Lines, appended: &Lines) -> [u16; 2] {
     let rules = vec![fixed("each", "1/h").keyed_by(&[rule]).unwrap()];
     let limiter: std::sync::Arc<Limiter> = limiter(rules);

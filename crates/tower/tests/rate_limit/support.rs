@@ -25,7 +25,7 @@ pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S, tidegate::Rules>
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 
 /// Creates a service that responds with an empty body and a clone of `permit`. A service that
-/// upgrades connections responds in the same way.
+/// upgrades connections also responds with an empty body.
 pub(crate) fn with_permit(
     permit: &LongLivedPermit,
 ) -> BoxCloneService<Request<()>, Response<Full<Bytes>>, Infallible> {

@@ -167,7 +167,7 @@ async fn a_cancelled_request_gives_its_turn_on() {
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
     // The first request holds the slot for 1.6 s: 0.6 s for the service and 1 s for the settlement.
-    // A call to the store is shorter, so all other requests wait.
+    // A call to the store is shorter than 1.6 s, so all other requests wait.
     let store = RemoteStore(memory());
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(30)));
     let received = Arc::default();

@@ -26,7 +26,7 @@ fn two_envoys_share_a_budget_to_the_last_request() {
     let bootstrap =
         std::fs::read_to_string(repository().join("examples/envoy/envoy.yaml")).unwrap();
     // In the example, Envoy allows all requests until it receives its first quota assignment. In
-    // this test, it denies them.
+    // this test, Envoy denies all requests until then.
     let before = "no_assignment_behavior: {fallback_rate_limit: {blanket_rule: ";
     let bootstrap = bootstrap.replace(&format!("{before}ALLOW_ALL"), &format!("{before}DENY_ALL"));
     let envoys = [(); 2].map(|()| Envoy::start(&bootstrap, tidegate.grpc));

@@ -31,8 +31,8 @@ use super::share::divide;
 /// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);
 
-/// The maximum time between two reports from the same stream about a bucket. A stream that does not
-/// report for longer loses its share of the bucket. Envoy reports every five seconds.
+/// The maximum time between two reports from the same stream about a bucket. A stream that sends no
+/// report during this time loses its share of the bucket. Envoy reports every five seconds.
 const SILENCE: Span = Span::from_secs(60);
 
 /// The ID of a stream.
@@ -195,7 +195,7 @@ impl Bucket {
         self.seats.retain(|seat| seat.stream != stream);
     }
 
-    /// Removes the seat of `stream`, and redistributes its share among the other streams.
+    /// Removes `stream` from the bucket, and redistributes its share among the other streams.
     pub(super) fn remove_stream(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         self.remove_seat(stream);
         self.begin_window_if_due(now);

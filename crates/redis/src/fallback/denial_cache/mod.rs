@@ -274,8 +274,7 @@ impl CachedDenial {
 
 /// Returns how long to cache the denial; `None` if the denial must not be cached. A denial is not
 /// cached if one of the limits counts denied requests, because each request must then reach Redis.
-/// A denial by a concurrency limit is not cached either, because a lease can be released at any
-/// time.
+/// A denial by a concurrency limit is also not cached, because a lease can be released at any time.
 fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_reach_redis = |limit: &Limit| {

@@ -82,8 +82,9 @@ impl Session {
         state
     }
 
-    /// Continues the session with the `state` of another process. Returns the bytes that it had
-    /// read and not used. Returns `None`, and changes nothing, if the state is not valid.
+    /// Continues the session with the `state` of another process. Returns the bytes that the other
+    /// process had read and not used. Returns `None`, and changes nothing, if the state is not
+    /// valid.
     pub(super) fn resume(&mut self, state: &[u8]) -> Option<Vec<u8>> {
         let (is_established @ (0 | 1), rest) = MOVED.strip(state)?.split_first()? else {
             return None;

@@ -295,7 +295,7 @@ impl<'scope> Restorer<'scope> {
         let _ = self.parts.send(part);
     }
 
-    /// Waits until all parts are restored. Returns the number of keys in them.
+    /// Waits until all parts are restored. Returns the number of keys in the parts.
     fn finish(self) -> Result<usize, HandoverError> {
         drop(self.parts);
         let restored = self.threads.into_iter().map(|thread| {
@@ -306,7 +306,7 @@ impl<'scope> Restorer<'scope> {
     }
 }
 
-/// Restores the received parts of the memory store. Returns the number of keys in them.
+/// Restores the received parts of the memory store. Returns the number of keys in the parts.
 fn restore_parts(
     limiter: &ServerLimiter,
     received: &Mutex<Receiver<Vec<u8>>>,

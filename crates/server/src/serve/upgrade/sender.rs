@@ -163,7 +163,8 @@ impl Upgrade {
         }
     }
 
-    /// Hands over the state of `limiter`, which decides nothing afterwards. A report follows.
+    /// Hands over the state of `limiter`, which decides nothing afterwards. The new process then
+    /// sends a report.
     pub(in crate::serve) fn send_state(&self, limiter: &Arc<ServerLimiter>) {
         let _ = self.orders.send(Order::State(Arc::clone(limiter)));
     }

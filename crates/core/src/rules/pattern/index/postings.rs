@@ -266,7 +266,7 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
 }
 
 /// Returns the ways to file a pattern. Each way is a list of criteria, and every matching value
-/// meets at least one criterion of each list. Returns no ways for a pattern that can match an
+/// meets at least one criterion of each list. Returns an empty list for a pattern that can match an
 /// absent entry.
 pub(in crate::rules) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
     match pattern.kind() {

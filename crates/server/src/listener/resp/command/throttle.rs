@@ -258,7 +258,7 @@ fn integer(text: &[u8]) -> Option<i64> {
     )
 }
 
-/// The content of a reply. The two commands write it in different orders.
+/// The content of a reply. The two commands write the fields in different orders.
 #[derive(Debug)]
 struct Answer {
     allowed: bool,
