@@ -1,4 +1,4 @@
-//! Tests which requests blocks by entries deny, and compares them with a naive twin.
+//! Tests which requests blocks by entries deny, and compares them with a naive reference model.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -363,7 +363,7 @@ fn a_replacement_removes_the_blocks_that_were_not_set_again() {
 /// The rule and the entries of a block.
 type Target = (Option<String>, Vec<(String, String)>);
 
-/// The naive twin: a list of all blocks, each of which is compared with the request.
+/// The naive reference model: a list of all blocks, each of which is compared with the request.
 #[derive(Default)]
 struct Twin(BTreeMap<Target, Option<Timestamp>>);
 

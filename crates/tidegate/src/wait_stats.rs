@@ -91,7 +91,7 @@ impl WaitStats {
     }
 
     fn counts(&self, end: WaitEnd) -> &WaitCounts {
-        // The array has one element for each variant.
+        // The array `ends` has one element for each variant of [`WaitEnd`].
         match end {
             WaitEnd::Admitted => &self.ends[0],
             WaitEnd::Denied => &self.ends[1],

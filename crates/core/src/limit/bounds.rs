@@ -95,9 +95,8 @@ pub const MAX_OVERRIDE_PATTERNS: usize = 1_000;
 /// The maximum number of plans per rule.
 pub const MAX_PLANS: usize = 1_000;
 
-/// The maximum number of former limits whose terms are kept per rule, including the limits of its
-/// plans and overrides. States written under a former limit whose terms are kept are converted
-/// exactly.
+/// The maximum number of former limits per rule, including the limits of its plans and overrides,
+/// whose states can be converted exactly. The store keeps the parameters of these limits.
 pub const MAX_FORMER_LIMITS: usize = 4_096;
 
 /// The maximum number of manual blocks that can be active at the same time.

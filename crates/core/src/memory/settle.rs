@@ -96,8 +96,8 @@ impl Shard {
         charged: &mut ChargeRecord,
         now: Timestamp,
     ) -> Renewal {
-        // If the charge's limits have since been replaced by limits with other terms, the slots
-        // cannot be found.
+        // If the charge's limits have since been replaced by limits whose states have other units
+        // of measure, the slots cannot be found.
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
@@ -181,8 +181,8 @@ impl Shard {
         };
         let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
-        // If the charge's limits have since been replaced by limits with other terms, change
-        // nothing.
+        // If the charge's limits have since been replaced by limits whose states have other units
+        // of measure, change nothing.
         if limits.fingerprint() != charged.fingerprint {
             return;
         }

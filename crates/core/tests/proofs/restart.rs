@@ -167,7 +167,7 @@ proptest! {
     }
 
     /// Restoring never panics, whether the bytes are random or a valid snapshot that was truncated,
-    /// modified or duplicated. Decisions on the restored state do not panic either.
+    /// modified or duplicated. Decisions on the restored state also do not panic.
     #[test]
     fn no_bytes_make_it_panic(
         rule in rule(),

@@ -109,8 +109,8 @@ impl Domains {
         self.overrides = overrides.clone();
     }
 
-    /// Carries over the usage that was counted under the limits of `old`. A rule inherits from the
-    /// old rule with the same path.
+    /// Carries over the usage that was counted under the limits of `old`. A rule takes over the
+    /// usage of the old rule with the same path.
     pub(crate) fn inherit_counts(&mut self, old: &Self) {
         for (name, domain) in &mut self.by_name {
             if let Some(old) = old.get(name) {

@@ -248,8 +248,7 @@ impl Dispatcher {
         }
     }
 
-    /// Creates the checkout of `connection` for the request, and applies the settings of the
-    /// request.
+    /// Takes `connection` for the request, and applies the current settings to the connection.
     fn checkout(&self, mut connection: Box<UpstreamConnection>, active: ActiveRequest) -> Checkout {
         connection.update_settings(&self.current.settings);
         Checkout {

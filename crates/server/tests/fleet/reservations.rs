@@ -64,8 +64,8 @@ pub(crate) fn renew(node: &Node, token: &str, ttl: u64) -> Result<Reservation, R
     node.run(node.limiter.renew_reservation(token, Span::from_secs(ttl)))
 }
 
-/// Returns the number of remaining units under the rule `log`. Finds the number by a binary search
-/// that makes and cancels reservations.
+/// Returns the number of remaining units under the rule `log`. Determines the remaining units by a
+/// binary search that makes and cancels reservations.
 pub(crate) fn left(node: &Node, user: &str) -> u64 {
     let (mut low, mut high) = (0, 1_001);
     while high - low > 1 {

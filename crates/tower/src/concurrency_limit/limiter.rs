@@ -90,7 +90,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Replaces the settings. Keeps the measurements and the count of requests in flight.
+    /// Replaces the settings. The measurements and the count of requests in flight do not change.
     ///
     /// # Errors
     ///

@@ -639,7 +639,7 @@ mod tests {
         assert_eq!(inserted, table::FARTHEST);
         assert_eq!(denied.retry_after, RetryAfter::After(Span::from_secs(1)));
         assert_eq!(shard.cold.counts.denied_when_full, 1);
-        // A key from a snapshot is not added to the run either.
+        // A key from a snapshot is also not added to the run.
         let restored = || {
             let mut key_state = key_state();
             for state in key_state.states_mut() {
