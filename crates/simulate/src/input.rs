@@ -121,7 +121,7 @@ pub enum InputError {
     Unreadable(io::Error),
     /// The log contains NUL bytes.
     #[error(
-        "is not a text file: it contains NUL bytes; give an access log (one in UTF-16 must be converted to UTF-8 first)"
+        "is not a text file: it contains NUL bytes; give an access log (a log in UTF-16 must be converted to UTF-8 first)"
     )]
     Binary,
     /// The file is compressed in an unsupported format.

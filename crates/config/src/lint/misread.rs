@@ -63,7 +63,8 @@ fn location_expression(modifier: &str, text: &str) -> String {
         return match text.ends_with('$') {
             true => format!("{{route: {path}}}"),
             false => format!(
-                "{{route: {path}}} for this path, or {{route: {path}/**}} for it and everything below"
+                "{{route: {path}}} for this path, or {{route: {path}/**}} for this path and everything \
+                 below"
             ),
         };
     }
@@ -228,7 +229,8 @@ fn open_glob(text: &str) -> Option<String> {
         let (glob, path) = (shown(text), shown(path));
         format!(
             "{OPEN_END}: {glob} also matches {path}x, and does not match {path}/x; write {{route: {path}}} for this \
-             path, {{route: {path}/**}} for it and everything below, or {{regex: \"{path}[^/]*\"}} if this is intended"
+             path, {{route: {path}/**}} for this path and everything below, or \
+             {{regex: \"{path}[^/]*\"}} if this is intended"
         )
     })
 }
@@ -253,7 +255,7 @@ fn path_expression(text: &str) -> Option<String> {
         format!(
             "{WHOLE_VALUE}: a regular expression must match the whole path, so {text} matches only {path}, in this \
              letter case and without a trailing slash; write {{route: {path}}} for this path, or \
-             {{route: {path}/**}} for it and everything below"
+             {{route: {path}/**}} for this path and everything below"
         )
     })
 }
@@ -333,7 +335,7 @@ mod tests {
     fn a_regular_expression_must_match_the_whole_value() {
         let parts = [
             "whole-value: a regular expression must match the whole path, so ^/login matches only /login",
-            "write {route: /login} for this path, or {route: /login/**} for it and everything below",
+            "write {route: /login} for this path, or {route: /login/**} for this path and everything below",
         ];
         assert_warned("path", "{regex: ^/login}", &parts);
         let parts = [
@@ -368,7 +370,7 @@ mod tests {
     fn a_pattern_that_ends_within_a_segment_matches_more_than_its_path() {
         let parts = [
             "open-end: /login* also matches /loginx, and does not match /login/x",
-            "{route: /login} for this path, {route: /login/**} for it and everything below",
+            "{route: /login} for this path, {route: /login/**} for this path and everything below",
             "{regex: \"/login[^/]*\"} if this is intended",
         ];
         for pattern in ["/login*", "{not: [/login*]}", "{route: /login*}"] {
@@ -448,7 +450,7 @@ mod tests {
             (
                 "'~ ^/login'",
                 "~",
-                "{route: /login} for this path, or {route: /login/**} for it and everything below",
+                "{route: /login} for this path, or {route: /login/**} for this path and everything below",
             ),
             ("'~* ^/login$'", "~*", "{route: /login}"),
             ("'= /login'", "=", "{is: /login}"),

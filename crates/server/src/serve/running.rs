@@ -343,7 +343,7 @@ impl ServerHandle {
         if std::process::id() == 1 {
             self.limiter.metrics().count_upgrade(UpgradeResult::Failed);
             tracing::error!(
-                "upgrade failed, so this process continues to serve: it is the first process of a container, which would end with it; replace the container instead (a rolling update)"
+                "upgrade failed, so this process continues to serve: this process is the first process of a container, and the container would end with this process; replace the container instead (a rolling update)"
             );
             return None;
         }

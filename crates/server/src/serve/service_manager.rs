@@ -66,7 +66,7 @@ pub(super) fn sockets() -> io::Result<Vec<(String, io::Result<TcpListener>)>> {
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(
-            "cannot notify the service manager over the socket in NOTIFY_SOCKET: {error}; it may stop this server after its start timeout"
+            "cannot notify the service manager over the socket in NOTIFY_SOCKET: {error}; the service manager may stop this server after the start timeout of the unit"
         );
     }
 }

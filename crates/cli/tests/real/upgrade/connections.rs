@@ -259,7 +259,8 @@ fn connections_of_redis_and_spop_with_tls_are_served_until_the_old_process_ends(
 }
 
 /// In the first upgrade, the old process begins to relay the connection. In the second upgrade, the
-/// other end of the relay moves. The last command that was read is incomplete each time.
+/// other end of the relay moves. Before each upgrade, the last command that the server has read is
+/// incomplete.
 #[test]
 fn a_connection_of_redis_with_tls_moves_twice_with_its_state() {
     let mut server = start_with_tls(FIVE_AN_HOUR);

@@ -106,8 +106,8 @@ impl TakeoverReporter {
         Self(Arc::new(Mutex::new(Some(channel))))
     }
 
-    /// Reports `problem`. The old process logs it, and continues to serve. Has no effect after the
-    /// takeover.
+    /// Reports `problem`. The old process logs the problem, and continues to serve. Has no effect
+    /// after the takeover.
     pub fn fail(&self, problem: &str) {
         if let Some(channel) = self.take() {
             // If the old process does not listen, it notices that this process ends.
