@@ -16,8 +16,8 @@ const SERVED: [&str; 6] = [
     "grpc/health/v1/health.proto",
 ];
 
-/// The `.proto` files for the xDS client. Reflection does not list them, because the listener does
-/// not have a discovery service.
+/// The `.proto` files for the xDS client. gRPC reflection does not list the services of these
+/// files, because the listener does not have a discovery service.
 const OF_THE_CLIENT: [&str; 2] = [
     "envoy/service/discovery/v3/ads.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",

@@ -127,7 +127,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Takes a record of another process. Returns the number of keys in it.
+    /// Takes a record of another process. Returns the number of keys in the record.
     ///
     /// # Errors
     ///

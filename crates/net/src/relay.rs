@@ -37,10 +37,10 @@ use super::{
 /// connection before the client has read the response.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Relays `stream` in its own task, which counts in `relays`. The relay ends if the client reads
-/// nothing for `write_timeout`. Returns the socket for the other process. The socket has the type
-/// of a TCP stream, because all connections are served in the same way; a Unix socket supports all
-/// operations that serving needs.
+/// Relays `stream` in its own task, and counts the task in `relays` until the relay ends. The relay
+/// ends if the client reads nothing for `write_timeout`. Returns the socket for the other process.
+/// The socket has the type of a TCP stream, because all connections are served in the same way; a
+/// Unix socket supports all operations that serving needs.
 pub(super) fn start(
     stream: TlsStream<TcpStream>,
     write_timeout: Duration,

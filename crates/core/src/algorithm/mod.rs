@@ -441,7 +441,7 @@ macro_rules! kernels {
 /// every state is checked with [`Kernel::is_compatible`] when it is loaded.
 const MISMATCH: &str = "a state that the kernel cannot use is converted when it is loaded";
 
-// The number at the start of each line identifies the kernel in snapshots.
+// In snapshots, the number at the start of a line of this table identifies the kernel.
 kernels! {
     0 Gcra: Gcra => ExactMicros,
     1 Interval: Interval => IntervalState,

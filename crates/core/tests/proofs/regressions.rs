@@ -241,7 +241,7 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
 
 /// Previously, if a limit counted denied requests, a denied request held concurrency slots, and no
 /// receipt could release these slots. The memory store and the Redis store also differed in how
-/// they released these slots.
+/// they released the slots of denied requests.
 #[test]
 fn a_denied_request_holds_no_concurrency_slot() {
     let lease = Span::from_secs(60);

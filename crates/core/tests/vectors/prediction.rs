@@ -2,9 +2,9 @@
 //! sends the same request at regular intervals.
 //!
 //! A denied request changes nothing, and the reported wait time is exact: until it has elapsed, the
-//! same request is denied. A response that differs from the prediction is a failure. A system under
-//! test behind a socket would take minutes for 864,000 requests. With predictions, the runner does
-//! not have to send a request at every instant.
+//! same request is denied. A response that differs from the prediction is a failure. Sending
+//! 864,000 requests over a socket, for example, would take minutes. With predictions, the runner
+//! does not have to send a request at every instant.
 //!
 //! ```text
 //! denied, wait 8 s                             test   test   test   over: admitted

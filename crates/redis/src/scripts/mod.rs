@@ -65,8 +65,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
         let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
-        // Lease states are also long, but the lease bit need not be checked. Leases use the code of
-        // the sliding window log, so the log's bit is always set too.
+        // The states of leases are also long, but the bit of leases need not be checked. Leases use
+        // the code of the sliding window log, so the log's bit is always set too.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }

@@ -100,7 +100,7 @@ fn a_search_is_bounded() {
             Ok(0)
         );
     }
-    // Values in an unknown format are dropped if they are late.
+    // A value in an unknown format is dropped if it is long overdue.
     end_orphans_at(&b, 45_000);
     assert_eq!(redis.ask(&["HLEN", EXPIRY_QUEUE]), ":64");
 }

@@ -115,7 +115,8 @@ impl OwnedCharges {
         self.with_rules().map(stored).collect()
     }
 
-    /// Returns whether the charges belong to rules. Charges from [`Self::of_limits`] do not.
+    /// Returns whether the charges belong to rules. Charges from [`Self::of_limits`] do not belong
+    /// to rules.
     #[must_use]
     pub fn has_rules(&self) -> bool {
         self.rules.is_some()

@@ -297,7 +297,7 @@ impl Limits {
 
     /// Renews the leases of `charged` in `key_state`. Returns true if all concurrency slots are
     /// held. Returns false and renews nothing if the state was written by other algorithms. The
-    /// parameters of the algorithms may differ.
+    /// limits may have other parameters than those under which the state was written.
     pub(crate) fn renew(
         &self,
         key_state: &mut KeyState,

@@ -47,8 +47,8 @@ pub struct Usage {
     /// The number of denied requests.
     pub denied: u64,
     /// The time covered by the report, according to the client. The time is zero in the first
-    /// report for a bucket, which Envoy sends when it receives the first request. The time is long
-    /// in the first report after a reconnect.
+    /// report for a bucket, which Envoy sends when it receives the first request. After a
+    /// reconnect, the time covered by the first report is long.
     pub elapsed: Span,
 }
 
