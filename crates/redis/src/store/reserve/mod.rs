@@ -106,8 +106,8 @@ impl RedisStore {
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
     /// - After a reset of the key, the charge can no longer be refunded. However, if another client
-    ///   charges the same key at the same instant or in the same window, the store cannot distinguish
-    ///   the two charges, and refunds the charge of the other client.
+    ///   charges the same key at the same instant or in the same window, the store cannot
+    ///   distinguish the two charges, and refunds the charge of the other client.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
