@@ -2,7 +2,8 @@
 //!
 //! hyper polls a body for its next frame only while the receiver's flow-control window is open, and
 //! has no timeout for this wait. A receiver can keep the window closed while it still replies to
-//! pings. During that time, the body holds an upstream connection and a concurrency permit.
+//! pings. While the window is closed, the body holds an upstream connection and a concurrency
+//! permit.
 //!
 //! hyper offers no hook for a timeout. Therefore, each body records whether it is waiting to be
 //! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps the stream's task,

@@ -411,7 +411,7 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
 
 /// Returns the sort key of a line. The limits that deny the request come first, starting with the
 /// longest retry time. The other limits follow, starting with the fewest remaining units. The
-/// verdict sorts its limits in the same way.
+/// verdict sorts its limits in this order too.
 fn sort_key(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,

@@ -341,8 +341,8 @@ impl LimitSpec {
     }
 
     /// Returns a copy of this spec with an algorithm filled in. The spec itself must not name an
-    /// algorithm. A spec with only `limit` and `window` is handled like the short notation. In
-    /// every other spec, the fields determine the algorithm.
+    /// algorithm. A spec with only `limit` and `window` is handled like the short notation. In a
+    /// spec with any other fields, the fields determine the algorithm.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]

@@ -292,8 +292,8 @@ impl Table {
 
     fn labelled(&self) -> impl Iterator<Item = (&str, &Counters)> {
         let named = self.names.iter().map(|name| (&**name, self.of(name)));
-        // A rule may itself be named `other`. In that case, the label `other` must not be written a
-        // second time.
+        // A rule may itself be named `other`. If a rule is named `other`, the label `other` must
+        // not be written a second time.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
     }

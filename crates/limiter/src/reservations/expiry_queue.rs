@@ -47,8 +47,8 @@ const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 /// The interval between two searches for expired reservations of other servers.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time after its expiry from which any server may end a reservation. Before that time, the
-/// server that made the reservation ends it.
+/// The time after its expiry from which any server may end a reservation. Before any server may end
+/// a reservation, the server that made the reservation ends it.
 const GRACE: Span = Span::from_secs(5);
 
 /// If any server could have ended a reservation for longer than `MAX_OVERDUE`, the reservation is

@@ -25,10 +25,10 @@ const MAX_STREAMS: u32 = 128;
 
 /// The send buffer per stream, in bytes.
 ///
-/// hyper polls a body again as soon as one byte of the buffer is free. Two more frames may be
-/// buffered at that time. A frame has up to 64 KiB, which is the maximum size of a read from an
-/// upstream. In total, the buffers of all streams of a connection hold at most 18 MiB, in addition
-/// to the bytes that `response_body` reads ahead.
+/// hyper polls a body again as soon as one byte of the buffer is free. When hyper polls again, two
+/// more frames may be buffered. A frame has up to 64 KiB, which is the maximum size of a read from
+/// an upstream. In total, the buffers of all streams of a connection hold at most 18 MiB, in
+/// addition to the bytes that `response_body` reads ahead.
 ///
 /// If hyper does not poll a body for the `idle` timeout, the body is dropped. If the client does
 /// not read the last frame of a body, the frame stays in the buffer until the connection has had no

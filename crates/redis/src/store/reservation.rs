@@ -17,8 +17,8 @@ use crate::{
     layout, scripts,
 };
 
-/// How long a guard is kept after its reservation expires. After that time, the store can no longer
-/// tell whether the reservation has ended.
+/// How long a guard is kept after its reservation expires. After the guard has expired, the store
+/// can no longer tell whether the reservation has ended.
 pub const GUARD_KEPT: Span = Span::from_secs(60);
 
 /// A reservation of charges in Redis.

@@ -2,8 +2,8 @@
 //!
 //! A service manager may open the sockets itself and pass them to the server (`sd_listen_fds(3)`,
 //! "socket activation"). A socket's name (`FileDescriptorName=` in its unit) is the name of the
-//! listener that uses the socket. During an upgrade, the old process passes its sockets in the same
-//! way. The other listeners bind to their addresses in the rules file.
+//! listener that uses the socket. During an upgrade, the old process also passes each socket with
+//! the name of its listener. The other listeners bind to their addresses in the rules file.
 
 use std::{
     io,
