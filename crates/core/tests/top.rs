@@ -23,10 +23,18 @@ fn key(number: u32) -> Vec<u8> {
     format!("key-{number}").into_bytes()
 }
 
-/// Returns a hash with many collisions, so that the sketch must compare keys.
+/// Returns a hash with many collisions, so that the sketch must compare keys. All of its bits differ
+/// between hashes, because the sketch uses the first and the last bits.
 fn hash(key: &[u8]) -> u32 {
-    key.iter()
-        .fold(7, |hash, byte| hash * 31 % 61 + u32::from(*byte) % 17)
+    let small = key
+        .iter()
+        .fold(7, |hash, byte| hash * 31 % 61 + u32::from(*byte) % 17);
+    spread(small)
+}
+
+/// Spreads the numbers over all bits.
+fn spread(number: u32) -> u32 {
+    number.wrapping_mul(0x9E37_79B9)
 }
 
 fn sketch_of(stream: &[Addition], keep: usize) -> Sketch {
@@ -375,7 +383,7 @@ fn a_sketch_takes_the_documented_memory() {
     let mut sketch = Sketch::new(1_000);
     for number in 0..100_000_u32 {
         let key = format!("customer-{number:020}");
-        sketch.add(key.as_bytes(), number.wrapping_mul(0x9E37_79B9), 1);
+        sketch.add(key.as_bytes(), spread(number), 1);
     }
     let bytes = sketch.heap_bytes();
     assert!((150_000..200_000).contains(&bytes), "{bytes}");
@@ -387,8 +395,7 @@ fn a_flood_of_new_keys_hardly_raises_the_floor() {
     let (keep, flood) = (100, 100_000_u32);
     let mut sketch = Sketch::new(keep);
     for number in 0..flood {
-        let key = key(number);
-        sketch.add(&key, hash(&key), 1);
+        sketch.add(&key(number), spread(number), 1);
     }
     let floor = sketch.summary().floor();
     assert!((1..u64::from(flood) / 300).contains(&floor), "{floor}");
