@@ -214,10 +214,13 @@ impl HeaderWriter {
         let separator: &[u8] = if self.text.is_empty() { b"\"" } else { b", \"" };
         self.text.extend_from_slice(separator);
         let name = policy_name(lines, at, self.rule_names);
-        structured_fields::string_content(&mut self.text, name.text);
-        if let Some(limit) = name.limit {
-            self.text.push(b':');
-            structured_fields::string_content(&mut self.text, limit);
+        if let Some(rule) = name.base.rule {
+            structured_fields::string_content(&mut self.text, rule);
+        }
+        self.text
+            .extend_from_slice(name.base.separator().as_bytes());
+        if let Some(policy) = name.base.policy {
+            structured_fields::plain_content(&mut self.text, policy);
         }
         if name.number > 1 {
             self.text.push(b':');
@@ -335,9 +338,7 @@ impl<'v, 'r> Shown<'v, 'r> {
 
 /// The name of a policy, which is unique in a response.
 struct PolicyName<'v> {
-    text: &'v str,
-    /// The limit's text, which follows a colon if the rule has several limits.
-    limit: Option<&'v str>,
+    base: BaseName<'v>,
     /// The number of this policy among the policies with the same name, from 1. From 2 on, the
     /// number follows a colon.
     number: u64,
@@ -345,63 +346,77 @@ struct PolicyName<'v> {
 
 /// Returns the policy name for the verdict line at index `at`.
 fn policy_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> PolicyName<'v> {
-    let base = base_name(lines, at, names);
+    let base = BaseName::of(lines, at, names);
     let before = (0..at)
         .filter(|other| !lines[*other].shadow)
-        .filter(|other| is_same(base_name(lines, *other, names), base))
+        .filter(|other| base.is_same(BaseName::of(lines, *other, names)))
         .count();
     PolicyName {
-        text: base.0,
-        limit: base.1,
+        base,
         number: u64::try_from(before).unwrap_or(u64::MAX).saturating_add(1),
     }
 }
 
-/// Returns the policy name for the line at index `at`, without a number. If there is a second part,
-/// a colon precedes it.
-fn base_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> (&'v str, Option<&'v str>) {
-    let line = &lines[at];
-    let policy: &str = line.limit.policy();
-    match names {
-        RuleNames::Hidden => (policy, None),
-        RuleNames::Shown => {
-            // The limits of one rule are adjacent.
-            let neighbours = [at.checked_sub(1), at.checked_add(1)];
-            let mut neighbours = neighbours
-                .into_iter()
-                .flatten()
-                .filter_map(|near| lines.get(near));
-            let several = neighbours.any(|near| near.rule == line.rule);
-            (line.rule.unwrap_or(UNNAMED), several.then_some(policy))
-        }
-    }
+/// A policy name without a number. It has at least one part.
+#[derive(Clone, Copy)]
+struct BaseName<'v> {
+    rule: Option<&'v str>,
+    /// The text of the limit, such as `20/min`.
+    policy: Option<&'v str>,
 }
 
-/// Returns whether two names are the same string. The parts are not compared one by one, because a
-/// rule name may itself contain a colon.
-fn is_same(one: (&str, Option<&str>), other: (&str, Option<&str>)) -> bool {
-    match (one, other) {
-        ((one, None), (other, None)) => one == other,
-        ((one, Some(after)), (other, Some(after_other))) if one.len() == other.len() => {
-            one == other && after == after_other
+impl<'v> BaseName<'v> {
+    /// Returns the base of the policy name for the line at index `at`.
+    fn of(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> Self {
+        let line = &lines[at];
+        let policy: &str = line.limit.policy();
+        match names {
+            RuleNames::Hidden => Self {
+                rule: None,
+                policy: Some(policy),
+            },
+            RuleNames::Shown => {
+                // The limits of one rule are adjacent.
+                let neighbours = [at.checked_sub(1), at.checked_add(1)];
+                let mut neighbours = neighbours
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|near| lines.get(near));
+                let several = neighbours.any(|near| near.rule == line.rule);
+                Self {
+                    rule: Some(line.rule.unwrap_or(UNNAMED)),
+                    policy: several.then_some(policy),
+                }
+            }
         }
-        _ => text_of(one).eq(text_of(other)),
     }
-}
 
-fn text_of<'v>((first, second): (&'v str, Option<&'v str>)) -> impl Iterator<Item = u8> + 'v {
-    let second = second.into_iter().flat_map(|second| [":", second]);
-    std::iter::once(first).chain(second).flat_map(str::bytes)
+    /// Returns the text between the two parts.
+    fn separator(self) -> &'static str {
+        if self.rule.is_some() && self.policy.is_some() {
+            ":"
+        } else {
+            ""
+        }
+    }
+
+    fn text(self) -> impl Iterator<Item = &'v str> {
+        let separator = Some(self.separator());
+        [self.rule, separator, self.policy].into_iter().flatten()
+    }
+
+    /// Returns whether two names are the same string. The parts are not compared one by one,
+    /// because a rule name may itself contain a colon.
+    fn is_same(self, other: Self) -> bool {
+        let bytes = |name: Self| name.text().flat_map(str::bytes);
+        bytes(self).eq(bytes(other))
+    }
 }
 
 /// Returns the policy name for the line at index `at`, as it appears in the headers.
 pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> String {
     let name = policy_name(lines, at, names);
-    let mut text = name.text.to_owned();
-    if let Some(limit) = name.limit {
-        text.push(':');
-        text.push_str(limit);
-    }
+    let mut text: String = name.base.text().collect();
     if name.number > 1 {
         text.push(':');
         text.push_str(itoa::Buffer::new().format(name.number));

@@ -19,13 +19,7 @@ pub(crate) fn parameter(out: &mut Vec<u8>, name: u8, number: u64) {
 /// Appends `text` as the content of a structured field string. Quotes and backslashes are escaped,
 /// and characters other than printable ASCII are replaced with `?`.
 pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
-    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
-    // Without an early exit, the compiler uses vector instructions.
-    let plain = text
-        .as_bytes()
-        .iter()
-        .fold(true, |plain, byte| plain & is_plain(byte));
-    if plain {
+    if text.bytes().all(is_plain) {
         return out.extend_from_slice(text.as_bytes());
     }
     for c in text.chars() {
@@ -35,6 +29,18 @@ pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
             _ => out.push(b'?'),
         }
     }
+}
+
+/// Appends `text` as the content of a structured field string. `text` must consist of printable
+/// ASCII without quotes and backslashes, as the text of a limit does.
+pub(crate) fn plain_content(out: &mut Vec<u8>, text: &str) {
+    debug_assert!(text.bytes().all(is_plain), "{text:?}");
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// Returns whether a structured field string contains this byte without escaping.
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\')
 }
 
 #[cfg(test)]
