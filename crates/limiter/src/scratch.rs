@@ -1,18 +1,19 @@
 //! The key buffer of each worker.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 
 use tidegate_core::Scratch;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    // The buffer is boxed, because it is moved into each decision and back.
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
 /// Runs `decide` with the key buffer of this worker. If a suspended decision is using the buffer, a
 /// fresh buffer is allocated.
 pub async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
-    let mut scratch = SCRATCH.take();
+    let mut scratch = SCRATCH.take().unwrap_or_default();
     let decided = decide(&mut scratch).await;
-    SCRATCH.set(scratch);
+    SCRATCH.set(Some(scratch));
     decided
 }
