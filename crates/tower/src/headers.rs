@@ -183,11 +183,8 @@ impl HeaderWriter {
         }
         // Most responses of a connection have the same policies. A copy of the value shares its
         // memory, and is not validated again.
-        if !self
-            .policies
-            .as_ref()
-            .is_some_and(|value| value.as_bytes() == self.text)
-        {
+        let last = self.policies.as_ref();
+        if last.is_none_or(|value| value.as_bytes() != self.text) {
             self.policies = HeaderValue::from_bytes(&self.text).ok();
         }
         if let Some(value) = &self.policies {
