@@ -1,12 +1,15 @@
 //! The compared limiters behind a common trait. Each uses its own clock.
 
 use std::{
+    hash::BuildHasher as _,
     num::NonZeroU32,
     sync::Mutex,
     time::{Duration, SystemTime},
 };
 
+use foldhash::fast::RandomState;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use hashbrown::HashTable;
 use throttlecrab::PeriodicStore;
 use tidegate::Clock;
 use tidegate_core::{
@@ -91,6 +94,57 @@ impl BenchLimiter for Library {
 
     fn decider(&self) -> impl FnMut(&String) -> bool {
         |key| self.0.check(key).allowed
+    }
+}
+
+/// A minimal GCRA limiter on `hashbrown`, with the same locks, hash function and clock as Tidegate's
+/// memory store. It has neither other algorithms nor expiry nor a maximum size. Its time and its
+/// memory are therefore the least that Tidegate's store could take with this hash table.
+pub struct Hashbrown {
+    shards: Box<[spin::Mutex<HashTable<(Box<[u8]>, u64)>>]>,
+    hasher: RandomState,
+    burst_micros: u64,
+    clock: Clock,
+}
+
+/// The number of shards of [`Hashbrown`], as a power of two.
+const SHARD_BITS: u32 = 8;
+
+impl BenchLimiter for Hashbrown {
+    const NAME: &'static str = "hashbrown alone";
+
+    fn new(capacity: u32) -> Self {
+        Self {
+            shards: (0..1 << SHARD_BITS)
+                .map(|_| spin::Mutex::default())
+                .collect(),
+            hasher: RandomState::default(),
+            burst_micros: u64::from(capacity - 1) * INTERVAL.as_secs() * 1_000_000,
+            clock: Clock::real(),
+        }
+    }
+
+    fn decider(&self) -> impl FnMut(&String) -> bool {
+        let interval = INTERVAL.as_secs() * 1_000_000;
+        move |key| {
+            let key = key.as_bytes();
+            let now = self.clock.now().as_micros();
+            let hash = self.hasher.hash_one(key);
+            // `hashbrown` uses the other bits.
+            let shard = (hash >> 32) as usize & ((1 << SHARD_BITS) - 1);
+            let mut table = self.shards[shard].lock();
+            let Some((_, time)) = table.find_mut(hash, |(known, _)| **known == *key) else {
+                let hasher = |(key, _): &(Box<[u8]>, u64)| self.hasher.hash_one(&**key);
+                table.insert_unique(hash, (key.into(), now + interval), hasher);
+                return true;
+            };
+            let theoretical = now.max(*time);
+            let is_admitted = theoretical - now <= self.burst_micros;
+            if is_admitted {
+                *time = theoretical + interval;
+            }
+            is_admitted
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use tidegate_core::{
 
 use crate::{
     keys::key,
-    limiters::{BenchLimiter, Governor, Throttlecrab, Tidegate},
+    limiters::{BenchLimiter, Governor, Hashbrown, Throttlecrab, Tidegate},
     report::verdict,
 };
 
@@ -45,7 +45,13 @@ pub fn run(size: &Size) {
     println!("| limiter | keys | bytes per key | at the peak |");
     println!("| --- | --- | --- | --- |");
     let mut ours = 0.0;
-    for name in [Tidegate::NAME, Governor::NAME, Throttlecrab::NAME] {
+    let names = [
+        Tidegate::NAME,
+        Hashbrown::NAME,
+        Governor::NAME,
+        Throttlecrab::NAME,
+    ];
+    for name in names {
         let held = in_a_fresh_process(name, size.keys);
         let a_key = |bytes: usize| bytes as f64 / size.keys as f64;
         println!(
@@ -117,6 +123,7 @@ pub fn child(name: &str, keys: usize) {
         Tidegate::NAME => fill::<Tidegate>(keys),
         Governor::NAME => fill::<Governor>(keys),
         Throttlecrab::NAME => fill::<Throttlecrab>(keys),
+        Hashbrown::NAME => fill::<Hashbrown>(keys),
         LOGS => fill_logs(keys),
         unknown => panic!("unknown limiter {unknown:?}"),
     };

@@ -14,7 +14,8 @@ use std::{
 use crate::{
     keys,
     limiters::{
-        BenchLimiter, Governor, Harness, HarnessAndClock, INTERVAL, Library, Throttlecrab, Tidegate,
+        BenchLimiter, Governor, Harness, HarnessAndClock, Hashbrown, INTERVAL, Library,
+        Throttlecrab, Tidegate,
     },
     report::{self, Cell},
 };
@@ -53,10 +54,11 @@ const THREADS: [usize; 2] = [1, 2];
 
 type Measure = fn(&Load, usize) -> f64;
 
-const LIMITERS: [(&str, Measure); 6] = [
+const LIMITERS: [(&str, Measure); 7] = [
     (Governor::NAME, nanos_per_decision::<Governor>),
     (Tidegate::NAME, nanos_per_decision::<Tidegate>),
     (Library::NAME, nanos_per_decision::<Library>),
+    (Hashbrown::NAME, nanos_per_decision::<Hashbrown>),
     (Throttlecrab::NAME, nanos_per_decision::<Throttlecrab>),
     (Harness::NAME, nanos_per_decision::<Harness>),
     (HarnessAndClock::NAME, nanos_per_decision::<HarnessAndClock>),
