@@ -1,36 +1,28 @@
 //! Runs the test cases against the service, and checks that the runner detects incorrect
 //! expectations.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
-use tidegate_redis::{Address, Redis, RedisSettings, Topology};
-use tokio::runtime::Handle;
+use tidegate_redis::Redis;
 
 use crate::{
     format,
     runner::{self, Report},
-    subject::{InProcess, Subject},
+    store,
+    subject::{InProcess, Started, Subject},
     support::RedisServer,
 };
 
 #[tokio::test]
 async fn envoy_cases_hold_in_process() {
-    hold::<InProcess>().await;
+    hold(InProcess::new).await;
 }
 
 #[tokio::test]
 async fn envoy_cases_hold_in_redis() {
     let server = RedisServer::start();
-    let (address, ..) = Address::parse(&server.url()).unwrap();
-    let settings = RedisSettings {
-        // The timeout is longer than in production, because a test can be delayed on a busy
-        // machine.
-        timeout: Duration::from_secs(5),
-        ..RedisSettings::new(Topology::Standalone(address))
-    };
-    let redis = Arc::new(Redis::start(settings, &Handle::current()));
-    redis.wait_for_first_attempt().await.unwrap();
-    hold_in::<InProcess>(Some(&redis)).await;
+    let redis = connected(&server).await;
+    hold_in(Some(&redis), InProcess::new).await;
     assert!(redis.health().batches > 0, "Redis was asked");
 }
 
@@ -61,7 +53,8 @@ cases:
   - {domain: '', expect: {overall_code: OK}}
   expect_stats: {d.k.total_hits: 1, d.k.unknown: 0}
 - {id: empty, t0: 0, config: [], steps: []}";
-    let report = runner::run::<InProcess>(&format::parse(text).unwrap(), None).await;
+    let cases = format::parse(text).unwrap();
+    let report = runner::run(&cases, None, InProcess::new).await;
     let found = report.failures.join("\n");
     for expected in [
         "wrong: step 0: overall_code: expected \"OVER_LIMIT\", got \"OK\"",
@@ -87,17 +80,25 @@ cases:
     }
 }
 
-/// Runs all decisions in all case files against the subject `S`, with counters in memory.
-pub(crate) async fn hold<S: Subject>() {
-    hold_in::<S>(None).await;
+/// Runs all decisions in all case files with counters in memory. `connect` creates the system under
+/// test for a started service.
+pub(crate) async fn hold<S: Subject>(connect: impl Fn(&Started) -> S) {
+    hold_in(None, connect).await;
 }
 
-async fn hold_in<S: Subject>(redis: Option<&Arc<Redis>>) {
+async fn hold_in<S: Subject>(redis: Option<&Arc<Redis>>, connect: impl Fn(&Started) -> S) {
     let mut report = Report::default();
     for (_, cases) in runner::files(&folder()) {
-        add(&mut report, runner::run::<S>(&cases, redis).await);
+        add(&mut report, runner::run(&cases, redis, &connect).await);
     }
     assert_all_ran(&report);
+}
+
+/// Returns a client that is connected to `server`.
+pub(crate) async fn connected(server: &RedisServer) -> Arc<Redis> {
+    let redis = Arc::new(store::at(&server.url()));
+    redis.wait_for_first_attempt().await.unwrap();
+    redis
 }
 
 pub(crate) fn add(report: &mut Report, other: Report) {

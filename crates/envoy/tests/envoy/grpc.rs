@@ -38,7 +38,7 @@ pub(crate) struct OverGrpc {
     _server: Server,
 }
 
-impl Subject for OverGrpc {
+impl OverGrpc {
     fn new(started: &Started) -> Self {
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -56,7 +56,9 @@ impl Subject for OverGrpc {
             _server: server,
         }
     }
+}
 
+impl Subject for OverGrpc {
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String> {
         let connect = || Client::connect(self.listener.local_addr());
         let mut client = self.client.get_or_init(connect).await.clone();
@@ -192,5 +194,5 @@ fn value(field: &WireValue) -> Metadata {
 
 #[tokio::test]
 async fn envoy_cases_hold_over_grpc() {
-    hold::<OverGrpc>().await;
+    hold(OverGrpc::new).await;
 }

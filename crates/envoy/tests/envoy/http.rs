@@ -38,15 +38,7 @@ pub(crate) struct OverHttp {
 }
 
 impl OverHttp {
-    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
-        self.client
-            .borrow_mut()
-            .ask(method, path, &[], body.as_bytes())
-    }
-}
-
-impl Subject for OverHttp {
-    fn new(started: &Started) -> Self {
+    pub(crate) fn new(started: &Started) -> Self {
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let context = HttpContext {
@@ -65,6 +57,14 @@ impl Subject for OverHttp {
         }
     }
 
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.client
+            .borrow_mut()
+            .ask(method, path, &[], body.as_bytes())
+    }
+}
+
+impl Subject for OverHttp {
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String> {
         let answer = Self::ask(self, "POST", "/json", &written(request).to_string());
         match answer.status {
@@ -186,7 +186,7 @@ fn metadata(value: &Value) -> Metadata {
 
 #[tokio::test]
 async fn envoy_cases_hold_over_http() {
-    hold::<OverHttp>().await;
+    hold(OverHttp::new).await;
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use tidegate_limiter::metrics::ListenerKind;
 use crate::{
     client::Answer,
     http::OverHttp,
-    subject::{Started, StoreKind, Subject as _},
+    subject::{Started, StoreKind},
 };
 
 const LIMITS: &str = "

@@ -45,13 +45,18 @@ pub(crate) fn files(folder: &Path) -> Vec<(String, Cases)> {
     paths.iter().map(|path| read(path)).collect()
 }
 
-/// Runs every decision in `cases`, with counters in memory or in `redis`.
-pub(crate) async fn run<S: Subject>(cases: &Cases, redis: Option<&Arc<Redis>>) -> Report {
+/// Runs every decision in `cases`, with counters in memory or in `redis`. For each case, `connect`
+/// creates the system under test for a started service.
+pub(crate) async fn run<S: Subject>(
+    cases: &Cases,
+    redis: Option<&Arc<Redis>>,
+    connect: impl Fn(&Started) -> S,
+) -> Report {
     let mut report = Report::default();
     for case in &cases.cases {
         report.ran += 1;
         let store_kind = redis.map_or(StoreKind::Memory, |redis| StoreKind::Redis(redis, &case.id));
-        let failures = run_case::<S>(case, store_kind).await;
+        let failures = run_case(case, store_kind, &connect).await;
         report.failures.extend(
             failures
                 .into_iter()
@@ -61,12 +66,16 @@ pub(crate) async fn run<S: Subject>(cases: &Cases, redis: Option<&Arc<Redis>>) -
     report
 }
 
-pub(crate) async fn run_case<S: Subject>(case: &Case, store_kind: StoreKind<'_>) -> Vec<String> {
+async fn run_case<S: Subject>(
+    case: &Case,
+    store_kind: StoreKind<'_>,
+    connect: impl Fn(&Started) -> S,
+) -> Vec<String> {
     let started = match Started::on(store_kind, &variables(&case.settings), case.t0) {
         Ok(started) => started,
         Err(error) => return vec![format!("settings: {error}")],
     };
-    let subject = S::new(&started);
+    let subject = connect(&started);
     if let Err(error) = subject.load(&started, &case.config).await {
         return vec![format!("config: {error}")];
     }

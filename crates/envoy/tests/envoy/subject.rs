@@ -19,9 +19,6 @@ use crate::format::ConfigFile;
 
 /// A way to send requests to the service.
 pub(crate) trait Subject {
-    /// Connects to a started service.
-    fn new(started: &Started) -> Self;
-
     /// Loads `files`. An `Err` contains all errors in the files.
     async fn load(&self, started: &Started, files: &[ConfigFile]) -> Result<(), String> {
         started.load(files)
@@ -34,11 +31,13 @@ pub(crate) trait Subject {
 /// The service, called in process.
 pub(crate) struct InProcess(Arc<RateLimitService>);
 
-impl Subject for InProcess {
-    fn new(started: &Started) -> Self {
+impl InProcess {
+    pub(crate) fn new(started: &Started) -> Self {
         Self(Arc::clone(&started.service))
     }
+}
 
+impl Subject for InProcess {
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String> {
         self.0
             .should_rate_limit(request)

@@ -35,7 +35,7 @@ fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
     assert!(python.exists(), "{python:?} is missing; run scripts/setup");
     let mut command = Command::new(python);
     command
-        .arg(repository().join("crates/cli/tests/real/envoy/control_plane.py"))
+        .arg(repository().join("crates/envoy/tests/control_plane/serve_file.py"))
         .arg("--protos")
         .arg(repository().join("crates/envoy/proto"))
         .args(["--generated", "generated", "--resources", "resources.json"])

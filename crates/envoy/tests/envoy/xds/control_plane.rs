@@ -1,6 +1,6 @@
-//! A control plane for tests, which control its streams message by message.
+//! The control plane in Rust.
 
-use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, pin::Pin, sync::Arc};
 
 use futures_util::Stream;
 use hyper::server::conn::http2;
@@ -10,8 +10,7 @@ use hyper_util::{
 };
 use prost::Message as _;
 use prost_types::Any;
-use tidegate_config::envoy::{XdsBackoff, XdsConfig, XdsServer};
-use tidegate_core::Span;
+use tidegate_config::envoy::XdsConfig;
 use tidegate_envoy::{InitialConfig, RateLimitService, XdsClient, xds::TYPE_URL};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -23,18 +22,19 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 
-use crate::proto::{
-    envoy::service::discovery::v3::{
-        DiscoveryRequest, DiscoveryResponse,
-        aggregated_discovery_service_server::{
-            AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+use super::plane::{self, End, Plane, Sent, Stream as _};
+use crate::{
+    proto::{
+        envoy::service::discovery::v3::{
+            DiscoveryRequest, DiscoveryResponse,
+            aggregated_discovery_service_server::{
+                AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+            },
         },
+        ratelimit::config::ratelimit::v3::RateLimitConfig,
     },
-    ratelimit::config::ratelimit::v3::RateLimitConfig,
+    support::TIMEOUT,
 };
-
-/// A timeout that is longer than any step takes on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A control plane on an ephemeral port.
 pub(super) struct ControlPlane {
@@ -52,10 +52,6 @@ pub(super) struct AdsStream {
 }
 
 impl ControlPlane {
-    pub(super) async fn start() -> Self {
-        Self::with_tls(None).await
-    }
-
     pub(super) async fn with_tls(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -65,6 +61,7 @@ impl ControlPlane {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
+                stream.set_nodelay(true).unwrap();
                 let (sender, tls) = (sender.clone(), tls.clone());
                 let (abort, handle) = tokio::sync::oneshot::channel();
                 let task = connections.spawn(async move {
@@ -88,31 +85,23 @@ impl ControlPlane {
             _listener: tasks,
         }
     }
+}
 
-    /// Returns the next stream.
-    pub(super) async fn accept(&mut self) -> AdsStream {
+impl Plane for ControlPlane {
+    type Stream = AdsStream;
+
+    async fn start() -> Self {
+        Self::with_tls(None).await
+    }
+
+    async fn accept(&mut self) -> AdsStream {
         let stream = timeout(TIMEOUT, self.streams.recv()).await;
         stream.expect("the client opens a stream").unwrap()
     }
 
-    /// Returns the settings of a client that reconnects immediately.
-    pub(super) fn config(&self) -> XdsConfig {
-        client_of(self.address)
+    fn port(&self) -> u16 {
+        self.address.port()
     }
-}
-
-/// Returns the settings of a client that connects to the control plane at `address` and reconnects
-/// immediately.
-pub(super) fn client_of(address: SocketAddr) -> XdsConfig {
-    let server = XdsServer::parse(&address.to_string()).unwrap();
-    let mut config = XdsConfig::new(server);
-    config.backoff = XdsBackoff {
-        connect: Span::from_millis(1),
-        initial: Span::from_millis(1),
-        max: Span::from_millis(5),
-        ..XdsBackoff::default()
-    };
-    config
 }
 
 /// A client that runs until it is dropped.
@@ -184,8 +173,7 @@ impl AggregatedDiscoveryService for Acceptor {
 }
 
 impl AdsStream {
-    /// Returns the next request of the client.
-    pub(super) async fn request(&mut self) -> DiscoveryRequest {
+    async fn message(&mut self) -> DiscoveryRequest {
         let request = timeout(TIMEOUT, self.requests.message()).await;
         let request = request.expect("the client sends a request").unwrap();
         request.expect("the stream is open")
@@ -193,62 +181,69 @@ impl AdsStream {
 
     /// Returns the first request on the stream, which must subscribe with the active version.
     pub(super) async fn subscription(&mut self, version: &str) -> DiscoveryRequest {
-        let request = self.request().await;
-        assert_eq!(request.type_url, TYPE_URL);
-        assert_eq!(
-            (&*request.version_info, &*request.response_nonce),
-            (version, "")
-        );
-        assert_eq!(
-            (request.error_detail.as_ref(), request.resource_names.len()),
-            (None, 0)
-        );
+        let request = self.message().await;
+        fields(&request).assert_subscribes(version);
         request
     }
 
-    pub(super) async fn respond(&self, response: DiscoveryResponse) {
+    pub(super) async fn respond_with(&self, response: DiscoveryResponse) {
         self.responses.send(Ok(response)).await.unwrap();
     }
 
-    /// Sends a response. Returns `Ok` if the client sends an ACK, and the error message if it sends
-    /// a NACK. The ACK or NACK must have the response's nonce, and the version that is active after
-    /// the response.
+    /// Ends the stream with an error.
+    pub(super) async fn fail(&self, status: Status) {
+        self.responses.send(Err(status)).await.unwrap();
+    }
+
+    /// Sends a response, and returns the client's answer.
     pub(super) async fn send(
         &mut self,
         (version, nonce, before): (&str, &str, &str),
         resources: Vec<Any>,
     ) -> Result<(), String> {
-        self.respond(response(version, nonce, resources)).await;
-        let answer = self.request().await;
-        assert_eq!(
-            (&*answer.type_url, &*answer.response_nonce),
-            (TYPE_URL, nonce)
-        );
-        assert!(answer.node.is_some());
-        match answer.error_detail {
-            None => {
-                assert_eq!(answer.version_info, version, "an ACK has the new version");
-                Ok(())
-            }
-            Some(status) => {
-                assert_eq!(
-                    answer.version_info, before,
-                    "a NACK has the version in force"
-                );
-                assert_eq!(status.code, tonic::Code::InvalidArgument as i32);
-                Err(status.message)
-            }
+        self.respond_with(response(version, nonce, resources)).await;
+        let sent = Sent {
+            version,
+            nonce,
+            before,
+        };
+        self.request().await.answer_to(&sent)
+    }
+}
+
+impl plane::Stream for AdsStream {
+    async fn request(&mut self) -> plane::Request {
+        fields(&self.message().await)
+    }
+
+    async fn respond(&mut self, sent: &plane::Response<'_>) {
+        let resources = sent.resources.iter().cloned();
+        let resources = resources.map(|resource| packed(&resource.message().unwrap()));
+        self.respond_with(DiscoveryResponse {
+            type_url: sent.type_url.to_owned(),
+            ..response(sent.version, sent.nonce, resources.collect())
+        })
+        .await;
+    }
+
+    async fn end(&mut self, end: End) {
+        match end {
+            End::Closed => self.responses = mpsc::channel(1).0,
+            End::Failed => self.fail(Status::unavailable("restart")).await,
+            End::Broken => self.connection.abort(),
         }
     }
+}
 
-    /// Ends the stream with an error.
-    pub(super) async fn fail(self, status: Status) {
-        self.responses.send(Err(status)).await.unwrap();
-    }
-
-    /// Breaks the TCP connection of the stream.
-    pub(super) fn break_connection(self) {
-        self.connection.abort();
+fn fields(request: &DiscoveryRequest) -> plane::Request {
+    let error = request.error_detail.as_ref();
+    plane::Request {
+        version: request.version_info.clone(),
+        nonce: request.response_nonce.clone(),
+        type_url: request.type_url.clone(),
+        has_node: request.node.is_some(),
+        resource_names: request.resource_names.len(),
+        error: error.map(|status| (status.code, status.message.clone())),
     }
 }
 

@@ -1,8 +1,9 @@
-//! Converts envoyproxy/ratelimit files to resources, without using the parser under test.
+//! Converts envoyproxy/ratelimit files to resources, without using the parser under test. The
+//! control plane in Python has its own conversion to protobuf.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
-use serde::Deserialize;
-use serde_json::Value as Json;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value as Json, json};
 
 use crate::{
     format::ConfigFile,
@@ -11,7 +12,15 @@ use crate::{
     },
 };
 
-#[derive(Deserialize)]
+/// A resource with the fields of a file. Its JSON is what the control plane in Python reads.
+#[derive(Clone, Serialize)]
+pub(super) struct Resource {
+    name: String,
+    #[serde(flatten)]
+    file: File,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
@@ -20,7 +29,7 @@ struct File {
     descriptors: Vec<Descriptor>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Descriptor {
     #[serde(default)]
@@ -39,7 +48,7 @@ struct Descriptor {
     metadata: Option<Json>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limit {
     unit: Option<String>,
@@ -53,28 +62,45 @@ struct Limit {
     replaces: Vec<Replaces>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Replaces {
     #[serde(default)]
     name: String,
 }
 
-/// Returns the resource with the content of `file`. Returns `None` if the resource type cannot
-/// express the content.
-pub(super) fn resource(file: &ConfigFile) -> Option<RateLimitConfig> {
-    let File {
-        domain,
-        descriptors,
-    } = serde_saphyr::from_str(&file.yaml).ok()?;
-    Some(RateLimitConfig {
-        name: file.name.clone(),
-        domain,
-        descriptors: descriptors
-            .into_iter()
-            .map(descriptor)
-            .collect::<Option<_>>()?,
-    })
+impl Resource {
+    /// Returns the resource with the content of `file`. Returns `None` if the resource type cannot
+    /// express the content.
+    pub(super) fn of(file: &ConfigFile) -> Option<Self> {
+        let resource = Self {
+            name: file.name.clone(),
+            file: serde_saphyr::from_str(&file.yaml).ok()?,
+        };
+        resource.clone().message().map(|_| resource)
+    }
+
+    /// Returns a resource with a limit for the key `user`. The unit is a name, or a number of the
+    /// protobuf enum.
+    pub(super) fn limiting(domain: &str, requests_per_unit: u32, unit: &str) -> Self {
+        let limit = json!({"unit": unit, "requests_per_unit": requests_per_unit});
+        let descriptors = json!([{"key": "user", "rate_limit": limit}]);
+        let file = json!({"domain": domain, "descriptors": descriptors});
+        Self {
+            name: domain.to_owned(),
+            file: serde_json::from_value(file).unwrap(),
+        }
+    }
+
+    /// Returns the protobuf message; `None` if it cannot express the resource.
+    pub(super) fn message(self) -> Option<RateLimitConfig> {
+        let descriptors = self.file.descriptors.into_iter().map(descriptor);
+        Some(RateLimitConfig {
+            name: self.name,
+            domain: self.file.domain,
+            descriptors: descriptors.collect::<Option<_>>()?,
+        })
+    }
 }
 
 fn descriptor(fields: Descriptor) -> Option<RateLimitDescriptor> {
@@ -101,14 +127,15 @@ fn descriptor(fields: Descriptor) -> Option<RateLimitDescriptor> {
 }
 
 fn policy(limit: Limit) -> Option<RateLimitPolicy> {
-    let unit = match limit.unit {
-        None => RateLimitUnit::Unknown,
-        Some(name) => RateLimitUnit::from_str_name(&name.to_uppercase())?,
+    let unit = match limit.unit.as_deref().map(str::parse) {
+        None => RateLimitUnit::Unknown.into(),
+        Some(Ok(number)) => number,
+        Some(Err(_)) => RateLimitUnit::from_str_name(&limit.unit?.to_uppercase())?.into(),
     };
     let replaces = limit.replaces.into_iter();
     let replaces = replaces.map(|one| RateLimitReplace { name: one.name });
     Some(RateLimitPolicy {
-        unit: unit.into(),
+        unit,
         requests_per_unit: limit.requests_per_unit,
         unlimited: limit.unlimited,
         name: limit.name,

@@ -12,7 +12,8 @@ use tokio::{
 use tonic::Status;
 
 use super::{
-    control_plane::{ControlPlane, RunningClient, client_of, packed},
+    control_plane::{ControlPlane, RunningClient, packed},
+    plane::{End, Plane as _, Stream as _, client_of},
     protocol::{limiting, started},
 };
 
@@ -40,7 +41,7 @@ async fn a_server_that_speaks_another_protocol_is_reported() {
         b"",
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let config = client_of(listener.local_addr().unwrap());
+        let config = client_of(&listener.local_addr().unwrap().to_string());
         let started = started();
         let client = RunningClient::start(config, &started.service);
         for _ in 0..3 {
@@ -92,7 +93,7 @@ async fn nonsense_is_rejected_and_the_last_good_set_stays() {
     // A message that exceeds the maximum size gets no NACK, because it is not read.
     let large = vec![packed(&limiting(&"x".repeat(20_000), 1))];
     stream
-        .respond(super::control_plane::response("4", "d", large))
+        .respond_with(super::control_plane::response("4", "d", large))
         .await;
     let mut stream = plane.accept().await;
     stream.subscription("1").await;
@@ -100,7 +101,7 @@ async fn nonsense_is_rejected_and_the_last_good_set_stays() {
     stream.fail(Status::permission_denied("who are you")).await;
     let mut stream = plane.accept().await;
     stream.subscription("1").await;
-    stream.break_connection();
+    stream.end(End::Broken).await;
     let mut stream = plane.accept().await;
     stream.subscription("1").await;
     stream.send(("5", "e", "1"), good()).await.unwrap();
@@ -141,7 +142,7 @@ async fn a_silent_control_plane_is_reported_and_may_speak_later() {
 async fn a_dead_connection_is_noticed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let started = started();
-    let config = client_of(listener.local_addr().unwrap());
+    let config = client_of(&listener.local_addr().unwrap().to_string());
     let client = RunningClient::start(config, &started.service);
     let (silent, _) = listener.accept().await.unwrap();
     let (again, _) = listener.accept().await.unwrap();

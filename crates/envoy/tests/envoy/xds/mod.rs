@@ -3,7 +3,9 @@
 mod control_plane;
 mod convert;
 mod hostile;
+mod plane;
 mod protocol;
+mod python;
 mod tls;
 mod trace;
 mod vectors;

@@ -8,7 +8,10 @@ use tidegate_envoy::{Descriptor, RateLimitRequest, Variables};
 use tidegate_net::prometheus::{self, Format};
 use tonic::Status;
 
-use super::control_plane::{ControlPlane, RunningClient, packed, response};
+use super::{
+    control_plane::{ControlPlane, RunningClient, packed, response},
+    plane::Plane as _,
+};
 use crate::{
     overrides::{admitted, set},
     proto::ratelimit::config::ratelimit::v3::{
@@ -115,7 +118,7 @@ async fn a_nack_names_every_mistake_and_keeps_all_domains() {
     let other = response("3", "c", Vec::new());
     let type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
     stream
-        .respond(
+        .respond_with(
             crate::proto::envoy::service::discovery::v3::DiscoveryResponse { type_url, ..other },
         )
         .await;

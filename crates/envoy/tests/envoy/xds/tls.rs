@@ -15,6 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     control_plane::{ControlPlane, RunningClient, packed},
+    plane::Plane as _,
     protocol::{limiting, started},
 };
 

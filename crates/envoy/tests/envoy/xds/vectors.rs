@@ -1,20 +1,24 @@
-//! Runs the test cases with a control plane that sends their files as resources.
+//! Runs the test cases with control planes that send their files as resources.
 
 use std::sync::Arc;
 
 use tidegate_config::envoy::DomainFiles;
 use tidegate_envoy::{RateLimitAnswer, RateLimitRequest, RateLimitService};
+use tidegate_redis::Redis;
 use tokio::sync::Mutex;
 
 use super::{
-    control_plane::{AdsStream, ControlPlane, RunningClient, packed},
-    convert,
+    control_plane::{ControlPlane, RunningClient},
+    convert::Resource,
+    plane::{Plane, Sent, Stream as _},
+    python::PythonPlane,
 };
 use crate::{
-    cases::{assert_all_ran, folder},
-    format::ConfigFile,
+    cases::{add, assert_all_ran, connected, folder},
+    format::{Cases, ConfigFile},
     runner::{self, Report},
     subject::{Started, Subject},
+    support::RedisServer,
 };
 
 /// The cases whose files contain keys that do not exist in the resource type: Tidegate's extensions
@@ -29,60 +33,66 @@ const INEXPRESSIBLE: &[&str] = &[
     "metric-keys",
 ];
 
-/// A service configured by a control plane.
-struct OverXds {
+/// A service configured by a control plane, which several services use one after the other.
+struct OverXds<'p, P: Plane> {
     service: Arc<RateLimitService>,
     merging: DomainFiles,
-    plane: Mutex<Option<Plane>>,
+    plane: &'p Mutex<P>,
+    session: Mutex<Option<Session<P>>>,
 }
 
-struct Plane {
-    stream: AdsStream,
+struct Session<P: Plane> {
+    stream: P::Stream,
     /// The number of responses, and the active version.
     sent: u32,
     version: String,
     _client: RunningClient,
-    _plane: ControlPlane,
 }
 
-impl Subject for OverXds {
-    fn new(started: &Started) -> Self {
+impl<'p, P: Plane> OverXds<'p, P> {
+    fn new(plane: &'p Mutex<P>, started: &Started) -> Self {
         Self {
             service: Arc::clone(&started.service),
             merging: started.merging(),
-            plane: Mutex::new(None),
+            plane,
+            session: Mutex::default(),
         }
     }
 
-    async fn load(&self, _: &Started, files: &[ConfigFile]) -> Result<(), String> {
-        let resources = files
-            .iter()
-            .map(|file| convert::resource(file).map(|config| packed(&config)));
-        let resources = resources.collect::<Option<Vec<_>>>();
-        let resources = resources.ok_or("the resource type cannot express this file")?;
+    async fn connect(&self) -> Session<P> {
         let mut plane = self.plane.lock().await;
-        if plane.is_none() {
-            let mut control_plane = ControlPlane::start().await;
-            let mut config = control_plane.config();
-            config.merging = self.merging;
-            let client = RunningClient::start(config, &self.service);
-            let mut stream = control_plane.accept().await;
-            stream.subscription("").await;
-            *plane = Some(Plane {
-                stream,
-                sent: 0,
-                version: String::new(),
-                _client: client,
-                _plane: control_plane,
-            });
+        let mut config = plane.config();
+        config.merging = self.merging;
+        let client = RunningClient::start(config, &self.service);
+        let mut stream = plane.accept().await;
+        stream.subscribe("").await;
+        Session {
+            stream,
+            sent: 0,
+            version: String::new(),
+            _client: client,
         }
-        let plane = plane.as_mut().unwrap();
-        plane.sent += 1;
-        let version = format!("v{}", plane.sent);
-        let nonce = format!("n{}", plane.sent);
-        let sent = (version.as_str(), nonce.as_str(), plane.version.as_str());
-        plane.stream.send(sent, resources).await?;
-        plane.version = version;
+    }
+}
+
+impl<P: Plane> Subject for OverXds<'_, P> {
+    async fn load(&self, _: &Started, files: &[ConfigFile]) -> Result<(), String> {
+        let resources: Option<Vec<_>> = files.iter().map(Resource::of).collect();
+        let resources = resources.ok_or("the resource type cannot express this file")?;
+        let mut session = self.session.lock().await;
+        if session.is_none() {
+            *session = Some(self.connect().await);
+        }
+        let session = session.as_mut().unwrap();
+        session.sent += 1;
+        let version = format!("v{}", session.sent);
+        let sent = Sent {
+            version: &version,
+            nonce: &format!("n{}", session.sent),
+            before: &session.version,
+        };
+        session.stream.publish(&sent, &resources).await?;
+        session.version = version;
         Ok(())
     }
 
@@ -92,21 +102,29 @@ impl Subject for OverXds {
     }
 }
 
-#[tokio::test]
-async fn envoy_cases_hold_over_xds() {
+/// Removes the cases that resources cannot express, and returns their names.
+fn take_inexpressible(cases: &mut Cases) -> Vec<String> {
+    let mut inexpressible = Vec::new();
+    cases.cases.retain(|case| {
+        let reloads = case.steps.iter().filter_map(|step| step.reload.as_ref());
+        let mut files = reloads.flatten().chain(&case.config);
+        let is_expressible = files.all(|file| Resource::of(file).is_some());
+        if !is_expressible {
+            inexpressible.push(case.id.clone());
+        }
+        is_expressible
+    });
+    inexpressible
+}
+
+async fn hold_over_xds<P: Plane>(redis: Option<&Arc<Redis>>) {
+    let plane = Mutex::new(P::start().await);
     let mut report = Report::default();
     let mut inexpressible = Vec::new();
     for (_, mut cases) in runner::files(&folder()) {
-        cases.cases.retain(|case| {
-            let reloads = case.steps.iter().filter_map(|step| step.reload.as_ref());
-            let mut files = reloads.flatten().chain(&case.config);
-            let is_expressible = files.all(|file| convert::resource(file).is_some());
-            if !is_expressible {
-                inexpressible.push(case.id.clone());
-            }
-            is_expressible
-        });
-        crate::cases::add(&mut report, runner::run::<OverXds>(&cases, None).await);
+        inexpressible.extend(take_inexpressible(&mut cases));
+        let connect = |started: &Started| OverXds::new(&plane, started);
+        add(&mut report, runner::run(&cases, redis, connect).await);
     }
     assert_all_ran(&report);
     if folder().ends_with("vectors") {
@@ -114,31 +132,61 @@ async fn envoy_cases_hold_over_xds() {
     }
 }
 
-#[tokio::test]
-async fn load_errors_are_the_same_over_xds() {
-    let (mut failures, mut ran) = (Vec::new(), 0);
+async fn load_errors_over_xds<P: Plane>() {
+    let plane = Mutex::new(P::start().await);
+    let mut report = Report::default();
     for (_, cases) in runner::files(&folder()) {
         for case in &cases.load_error_cases {
-            let expressible = case.config.iter().map(convert::resource);
-            if expressible.collect::<Option<Vec<_>>>().is_none() {
+            if case.config.iter().any(|file| Resource::of(file).is_none()) {
                 continue;
             }
-            ran += 1;
+            report.ran += 1;
             let started = Started::new(&runner::variables(&case.settings), 0).unwrap();
-            let loaded = OverXds::new(&started).load(&started, &case.config).await;
-            match loaded {
+            let subject = OverXds::new(&plane, &started);
+            match subject.load(&started, &case.config).await {
                 // protobuf writes unit names in upper case.
                 Err(error)
                     if error
                         .to_lowercase()
                         .contains(&case.error_contains.to_lowercase()) => {}
-                loaded => failures.push(format!(
+                loaded => report.failures.push(format!(
                     "{}: expected {:?}, got {loaded:?}",
                     case.id, case.error_contains
                 )),
             }
         }
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(ran > 0, "no case can be expressed as resources");
+    assert_all_ran(&report);
+}
+
+#[tokio::test]
+async fn envoy_cases_hold_over_xds_from_rust() {
+    hold_over_xds::<ControlPlane>(None).await;
+}
+
+#[tokio::test]
+async fn envoy_cases_hold_over_xds_from_python() {
+    hold_over_xds::<PythonPlane>(None).await;
+}
+
+#[tokio::test]
+async fn envoy_cases_hold_over_xds_from_rust_in_redis() {
+    let server = RedisServer::start();
+    hold_over_xds::<ControlPlane>(Some(&connected(&server).await)).await;
+}
+
+#[tokio::test]
+async fn envoy_cases_hold_over_xds_from_python_in_redis() {
+    let server = RedisServer::start();
+    hold_over_xds::<PythonPlane>(Some(&connected(&server).await)).await;
+}
+
+#[tokio::test]
+async fn load_errors_are_the_same_over_xds_from_rust() {
+    load_errors_over_xds::<ControlPlane>().await;
+}
+
+#[tokio::test]
+async fn load_errors_are_the_same_over_xds_from_python() {
+    load_errors_over_xds::<PythonPlane>().await;
 }

@@ -8,11 +8,13 @@ import argparse
 import json
 import pathlib
 import queue
-import subprocess
 import sys
 import threading
 import time
 from concurrent import futures
+
+import grpc
+import messages
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--protos", required=True)
@@ -21,37 +23,12 @@ parser.add_argument("--resources", required=True)
 parser.add_argument("--certs", required=True)
 parser.add_argument("--port", type=int, default=0)
 arguments = parser.parse_args()
+messages.generate(arguments.protos, arguments.generated)
 
-import grpc
-import grpc_tools
-
-generated = pathlib.Path(arguments.generated)
-generated.mkdir(exist_ok=True)
-protos = [
-    "envoy/config/core/v3/base.proto",
-    "envoy/service/discovery/v3/ads.proto",
-    "envoy/service/discovery/v3/discovery.proto",
-    "google/rpc/status.proto",
-    "ratelimit/config/ratelimit/v3/rls_conf.proto",
-]
-bundled = pathlib.Path(grpc_tools.__file__).parent / "_proto"
-subprocess.run(
-    [sys.executable, "-m", "grpc_tools.protoc", f"-I{arguments.protos}", f"-I{bundled}"]
-    + [f"--python_out={generated}", f"--grpc_python_out={generated}"]
-    + protos,
-    check=True,
-)
-sys.path.insert(0, str(generated))
-# Merge protobuf's package `google` and the generated package `google` into one namespace.
-import google
-
-google.__path__ = list(google.__path__) + [str(generated / "google")]
 from google.protobuf import any_pb2, json_format
 
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 from ratelimit.config.ratelimit.v3 import rls_conf_pb2
-
-TYPE = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
 
 
 def say(*words):
@@ -69,7 +46,7 @@ class State:
 
     def response(self, nonce):
         response = discovery_pb2.DiscoveryResponse(
-            version_info=f"python-{self.version}", type_url=TYPE, nonce=nonce
+            version_info=f"python-{self.version}", type_url=messages.TYPE, nonce=nonce
         )
         for resource in self.resources:
             message = json_format.ParseDict(resource, rls_conf_pb2.RateLimitConfig())
