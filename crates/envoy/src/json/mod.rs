@@ -3,7 +3,7 @@
 //! Requests and responses are protobuf JSON. Field names are in camel case or as in the `.proto`
 //! file, and fields with their default value are omitted. The response to a bad request has the
 //! same body as in envoyproxy/ratelimit (`Bad Request`). The header `x-tidegate-problem` describes
-//! the problem.
+//! the problem. If the server causes the problem, a second line of the body describes it too.
 
 mod answer;
 mod limitador;
@@ -28,6 +28,14 @@ use crate::{Code, RateLimitService, RlsError};
 
 /// The header that describes what is wrong with a bad request.
 const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
+
+/// The body of a 400 response, as in envoyproxy/ratelimit.
+const BAD_REQUEST: &str = "Bad Request\n";
+
+/// What an operator does if no configuration is loaded. Over gRPC, the error is only the message of
+/// envoyproxy/ratelimit.
+const MISSING_CONFIGURATION: &str = "correct the files of `envoy.config`, or start its control \
+     plane; the log names the problem";
 
 /// Decides the request in `body`, which must be JSON.
 pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &[u8]) -> Answer {
@@ -67,11 +75,19 @@ pub fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
 }
 
 fn refused(limiter: &ServerLimiter, error: &RlsError) -> Answer {
-    if error.is_ours() {
-        bad_request(&error.to_string())
-    } else {
-        bad(limiter, &error.to_string())
+    match error {
+        RlsError::NoConfiguration => server_problem(&format!("{error}; {MISSING_CONFIGURATION}")),
+        error if error.is_ours() => server_problem(&error.to_string()),
+        error => bad(limiter, &error.to_string()),
     }
+}
+
+/// Builds the response to a request that the server cannot decide. The client sent a correct
+/// request, so the body also tells the operator what is wrong.
+fn server_problem(problem: &str) -> Answer {
+    let mut answer = bad_request(problem);
+    *answer.body_mut() = Full::from(format!("{BAD_REQUEST}{problem}\n"));
+    answer
 }
 
 /// Counts a malformed request and builds its response.
@@ -82,7 +98,7 @@ fn bad(limiter: &ServerLimiter, problem: &str) -> Answer {
 
 /// Builds a 400 response. envoyproxy/ratelimit also sends this status for server errors.
 fn bad_request(problem: &str) -> Answer {
-    let mut answer = text(StatusCode::BAD_REQUEST, "Bad Request\n");
+    let mut answer = text(StatusCode::BAD_REQUEST, BAD_REQUEST);
     // `problem` may quote the request, so remove the characters that a header must not contain.
     let visible: String = problem.chars().filter(|c| matches!(c, ' '..='~')).collect();
     if let Ok(problem) = HeaderValue::try_from(visible) {

@@ -389,3 +389,32 @@ fn envoy_http_rejects_invalid_requests() {
         413
     );
 }
+
+/// The client's request is correct, so the body tells the operator what is wrong.
+#[tokio::test]
+async fn problems_of_the_server_are_in_the_body() {
+    let without_a_configuration = Started::new(&Variables::new(), 1_700_000_040).unwrap();
+    let without_a_store = with_unavailable_store(&Variables::new()).await;
+    let file = ConfigFile {
+        name: "shop.yaml".into(),
+        yaml: SHOP.into(),
+    };
+    without_a_store.load(&[file]).unwrap();
+    let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api_key","value":"a"}]}]}"#;
+    for (started, problem) in [
+        (
+            &without_a_configuration,
+            "no rate limit configuration loaded; correct the files of `envoy.config`, or start its control plane; the log names the problem",
+        ),
+        (&without_a_store, "the store is unavailable"),
+    ] {
+        let answer = OverHttp::new(started).ask("POST", "/json", body);
+        assert_eq!(answer.status, 400);
+        assert_eq!(
+            answer.header("content-type"),
+            Some("text/plain; charset=utf-8")
+        );
+        assert_eq!(answer.header("x-tidegate-problem"), Some(problem));
+        assert_eq!(answer.body, format!("Bad Request\n{problem}\n"));
+    }
+}
