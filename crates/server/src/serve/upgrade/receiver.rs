@@ -1,7 +1,6 @@
 //! The new process of an upgrade: takes over the sockets, the state and the connections.
 
 use std::{
-    fs::File,
     io,
     net::{TcpListener, TcpStream},
     os::{
@@ -136,8 +135,11 @@ impl Takeover {
     /// [`TakeoverError`] if standard input is not a socket of the process that started this one.
     pub fn from_stdin() -> Result<Self, TakeoverError> {
         let socket = io::stdin().as_fd().try_clone_to_owned()?;
-        // The old process notices the end of this process only if no other descriptor is open.
-        rustix::stdio::dup2_stdin(File::open("/dev/null")?).map_err(io::Error::from)?;
+        // The old process notices the end of this process only if no other descriptor is open. The
+        // standard input is now a closed pipe, because `/dev/null` can be absent, as in an unpacked
+        // image.
+        let (closed, _) = io::pipe()?;
+        rustix::stdio::dup2_stdin(closed).map_err(io::Error::from)?;
         Self::from_socket(socket, getppid())
     }
 
@@ -487,7 +489,7 @@ mod tests {
             let error = received(parent, &messages).unwrap_err();
             assert!(error.contains("sockets of unknown processes"), "{error}");
         }
-        let file = File::open("/dev/null").unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         for input in [OwnedFd::from(file), OwnedFd::from(tcp)] {
             let error = Takeover::from_socket(input, own()).unwrap_err().to_string();
