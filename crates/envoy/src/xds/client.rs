@@ -156,8 +156,8 @@ impl XdsClient {
                 (None, true) => "rate limit requests fail until it sends a configuration",
                 (None, false) => "no limits are active until it sends a configuration",
             };
-            let retry_in = Span::from_millis(wait.as_millis_ceil());
-            tracing::warn!(%server, %retry_in, "no connection to the control plane; {state}: {problem}");
+            let retry_in_ms = wait.as_millis_ceil();
+            tracing::warn!(%server, retry_in_ms, "no connection to the control plane; {state}: {problem}");
             {
                 let mut state = self.status.lock();
                 state.is_connected = false;

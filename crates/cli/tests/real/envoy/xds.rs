@@ -169,7 +169,10 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     assert_eq!(ask("closed"), 429, "the last good set stays in force");
 
     drop(plane);
-    tidegate.wait_for(&["no connection to the control plane; keeping the active rules"]);
+    tidegate.wait_for(&[
+        "no connection to the control plane; keeping the active rules",
+        "retry_in_ms=",
+    ]);
     assert_eq!(ask("closed"), 429);
     publish(scratch.path(), &per_key(6));
     let (mut plane, _) = control_plane(&scratch, port);
