@@ -13,7 +13,6 @@ function entries(r) {
         ip: r.remoteAddress,
         method: r.method,
         path: r.variables.request_uri,
-        host: r.variables.host,
         customer: r.variables.customer,
     };
     // An empty value counts as absent, as with other proxies.

@@ -375,6 +375,9 @@ fn assert_scripted(proxy: &Proxy, denied: &Answer, listener: &str) {
     let metrics = proxy.server.metrics();
     let accepted = format!("tidegate_connections_accepted_total{{listener=\"{listener}\"}} 1\n");
     assert!(metrics.contains(&accepted), "{metrics}");
+    // Otherwise, the server logs a warning about the example.
+    let unused = format!("tidegate_unknown_entries_total{{listener=\"{listener}\"}} 0\n");
+    assert!(metrics.contains(&unused), "{metrics}");
 }
 
 #[test]

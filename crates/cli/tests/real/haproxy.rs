@@ -114,8 +114,12 @@ fn haproxy_denies_with_429_and_the_fields() {
     assert!((3_500..=3_600).contains(&wait), "{wait}");
     assert_eq!(haproxy.ask("/login").send().status, 200, "another method");
     let metrics = haproxy.server.metrics();
-    let counted = "tidegate_decisions_total{listener=\"spop\",outcome=\"limit\"} 1\n";
-    assert!(metrics.contains(counted), "{metrics}");
+    for line in [
+        "tidegate_decisions_total{listener=\"spop\",outcome=\"limit\"} 1\n",
+        "tidegate_unknown_entries_total{listener=\"spop\"} 0\n",
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
 }
 
 #[test]
