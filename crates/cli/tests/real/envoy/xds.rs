@@ -10,7 +10,8 @@ use super::BOOTSTRAP;
 use crate::{
     servers::RedisServer,
     support::{
-        Ask, EVERY_LISTENER, Envoy, Process, Scratch, Server, authority, repository, signed,
+        Ask, EVERY_LISTENER, Envoy, Process, Scratch, Server, authority, free_port, repository,
+        signed,
     },
 };
 
@@ -51,6 +52,16 @@ fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
 /// differences. Paths and addresses differ, because the test runs without a container. Reconnection
 /// delays are shorter.
 fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
+    ratelimit_with(scratch, control_plane, redis, &[])
+}
+
+/// Works like [`ratelimit`], with further `variables`.
+fn ratelimit_with(
+    scratch: &Scratch,
+    control_plane: u16,
+    redis: &str,
+    variables: &[(&str, &str)],
+) -> Process {
     let program = scratch.join("ratelimit");
     symlink(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
     let mut command = Command::new(program);
@@ -85,6 +96,7 @@ fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
     }
     // There is no OpenTelemetry collector in this test.
     command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
+    command.envs(variables.iter().copied());
     Process::start(&mut command)
 }
 
@@ -210,6 +222,45 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     tidegate.signal("TERM");
     let (status, log) = tidegate.wait();
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
+}
+
+/// Envoy Gateway sets these variables if its settings contain `redis.tls` with a `certificateRef`. It
+/// names no certificate authority, so that of the Redis server must be among the system's.
+#[test]
+fn a_redis_with_tls_is_used_as_configured_by_envoy_gateway() {
+    let scratch = Scratch::new();
+    certificates(&scratch);
+    let port = free_port().to_string();
+    let path = |name: &str| scratch.join("certs").join(name).display().to_string();
+    let redis_server = RedisServer::start_with(&[
+        "--tls-port",
+        &port,
+        "--tls-ca-cert-file",
+        &path("ca.crt"),
+        "--tls-cert-file",
+        &path("tls.crt"),
+        "--tls-key-file",
+        &path("tls.key"),
+    ]);
+    publish(scratch.path(), &per_key(3));
+    let (mut plane, control_plane) = control_plane(&scratch, 0);
+    let variables = [
+        ("REDIS_TLS", "true"),
+        ("REDIS_TLS_CLIENT_CERT", "certs/tls.crt"),
+        ("REDIS_TLS_CLIENT_KEY", "certs/tls.key"),
+        ("SSL_CERT_FILE", "certs/ca.crt"),
+    ];
+    let redis = format!("127.0.0.1:{port}");
+    let mut tidegate = ratelimit_with(&scratch, control_plane, &redis, &variables);
+    let http = address(&mut tidegate, "http");
+    plane.wait_for(&["ACK", "python-1"]);
+    let entries = json!([{"entries": [{"key": "api_key", "value": "alice"}]}]);
+    let request = json!({"domain": "shop", "descriptors": entries});
+    let decide = || Ask::new("POST", http, "/json").body(&request).send().status;
+    assert_eq!([(); 4].map(|()| decide()), [200, 200, 200, 429]);
+    // The test itself uses the port without TLS.
+    let keys = redis_server.ask(&["DBSIZE"]);
+    assert_ne!(keys.trim(), ":0", "Redis decides");
 }
 
 /// Without `start_without_config`, a server is not ready before its first configuration arrives,
