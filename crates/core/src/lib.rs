@@ -20,7 +20,7 @@
 //! The modules form layers, and no module imports from a higher layer. From the lowest to the
 //! highest, the layers are `time`, `limit`, `algorithm`, `eval`, then `rules` and `memory`, then
 //! `store`. The modules `concurrency`, `backoff` and `holding_time` depend only on `time`, and
-//! `maybe_ready` depends on no other module. The module `top` ranks keys by their number of
+//! `hash_table` and `maybe_ready` depend on no other module. The module `top` ranks keys by their number of
 //! requests, and depends on `rules` for the keys.
 
 pub mod concurrency;
@@ -31,6 +31,7 @@ mod backoff;
 mod digest;
 mod error;
 mod eval;
+mod hash_table;
 mod holding_time;
 mod limit;
 mod maybe_ready;

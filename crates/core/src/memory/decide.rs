@@ -6,13 +6,14 @@ use super::{
     Guard, MemoryStore,
     locked_shards::LockedShards,
     pending::KeyLocation,
-    shard::{Full, Shard, hash_with},
+    shard::{Full, Shard},
 };
 use crate::{
     algorithm::Outcome,
     eval::{
         Charge, Cost, Decision, Effect, Limits, Receipt, RequestError, Verdict, has_repeated_key,
     },
+    hash_table::hash_with,
     time::Timestamp,
 };
 

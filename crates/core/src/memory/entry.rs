@@ -3,6 +3,7 @@
 use crate::{
     algorithm::{ExactMicros, IntervalState, State, WindowState},
     eval::{ChargeRecord, KeyState, Limits, LoadedState},
+    hash_table::{Distance, Key, TableEntry},
     time::Timestamp,
 };
 
@@ -27,14 +28,8 @@ pub(super) struct Entry {
     /// Whether the key is hot: more than half of a limit is used, or the last request was denied. A
     /// hot key is not evicted.
     pub(super) is_hot: bool,
-    /// The distance in slots between this entry and its home slot, where its key's probe sequence
-    /// starts. Three bytes are enough, because the distance is less than [`MAX_DISTANCE`].
-    distance: [u8; 3],
+    distance: Distance,
 }
-
-/// The exclusive maximum of an entry's distance from its home slot, so that the distance fits in
-/// three bytes.
-pub(super) const MAX_DISTANCE: usize = 1 << 24;
 
 const _: () = assert!(
     size_of::<Option<Entry>>() == 48,
@@ -56,35 +51,13 @@ impl Entry {
             packed: PackedState::new(key_state),
             fingerprint,
             is_hot,
-            distance: [0; 3],
+            distance: Distance::default(),
         }
-    }
-
-    /// Returns the distance in slots between this entry and its home slot.
-    pub(super) fn distance(&self) -> usize {
-        let [low, middle, high] = self.distance;
-        // Three bytes fit in a `usize`.
-        u32::from_le_bytes([low, middle, high, 0]) as usize
-    }
-
-    pub(super) fn set_distance(&mut self, distance: usize) {
-        debug_assert!(distance < MAX_DISTANCE, "a distance fits in three bytes");
-        let [low, middle, high, ..] = distance.to_le_bytes();
-        self.distance = [low, middle, high];
     }
 
     #[inline]
     pub(super) fn key(&self) -> &[u8] {
         self.key.bytes()
-    }
-
-    /// Returns whether this is the entry of `key`.
-    #[inline]
-    pub(super) fn is_of(&self, key: &[u8]) -> bool {
-        match &self.key {
-            Key::Inline { len, bytes } => usize::from(*len) == key.len() && begins_with(bytes, key),
-            Key::Heap(bytes) => is_equal(bytes, key),
-        }
     }
 
     pub(super) fn fingerprint(&self) -> u32 {
@@ -267,70 +240,18 @@ impl Entry {
     }
 }
 
-/// Returns whether the bytes of an inline key start with `key`, which must not be longer than an
-/// inline key.
-#[inline]
-fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
-    // Comparing two overlapping 8-byte words is faster than a call to `memcmp`.
-    match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
-        (Some(first), Some(last)) if key.len() <= 16 => {
-            let at = key.len() - last.len();
-            bytes[..8] == *first && bytes[at..at + 8] == *last
-        }
-        _ => is_equal(&bytes[..key.len()], key),
-    }
-}
-
-// This function is not inlined, so that the code that compares short keys stays small.
-#[inline(never)]
-fn is_equal(own: &[u8], key: &[u8]) -> bool {
-    own == key
-}
-
-/// Returns the heap size of a key, in bytes.
-pub(super) fn key_bytes(key: &[u8]) -> usize {
-    if key.len() <= Key::INLINE {
-        0
-    } else {
-        key.len()
-    }
-}
-
-/// A key; up to 22 bytes are stored inline.
-#[derive(Debug)]
-enum Key {
-    Inline { len: u8, bytes: [u8; Self::INLINE] },
-    Heap(Box<[u8]>),
-}
-
-impl Key {
-    const INLINE: usize = 22;
-
-    fn new(key: &[u8]) -> Self {
-        match u8::try_from(key.len()) {
-            Ok(len) if key.len() <= Self::INLINE => {
-                let mut bytes = [0; Self::INLINE];
-                bytes[..key.len()].copy_from_slice(key);
-                Self::Inline { len, bytes }
-            }
-            _ => Self::Heap(key.into()),
-        }
-    }
-
+impl TableEntry for Entry {
     #[inline]
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Inline { len, bytes } => &bytes[..usize::from(*len)],
-            Self::Heap(bytes) => bytes,
-        }
+    fn is_of(&self, key: &[u8]) -> bool {
+        self.key.is(key)
     }
 
-    fn heap_bytes(&self) -> usize {
-        if let Self::Heap(bytes) = self {
-            bytes.len()
-        } else {
-            0
-        }
+    fn distance(&self) -> Distance {
+        self.distance
+    }
+
+    fn set_distance(&mut self, distance: Distance) {
+        self.distance = distance;
     }
 }
 
@@ -401,32 +322,5 @@ impl PackedState {
             Self::Wide(key_state) => return Some(*key_state),
             Self::CheckedOut => return None,
         }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::algorithm::ExactMicros;
-
-    fn entry(key: &[u8]) -> Entry {
-        let key_state = KeyState::One(State::Gcra(ExactMicros::default()));
-        Entry::new(key, key_state, 0, false)
-    }
-
-    #[test]
-    fn an_entry_matches_only_its_own_key() {
-        for length in 1..=24 {
-            let key: Vec<u8> = (1..=length).collect();
-            let entry = entry(&key);
-            assert!(entry.is_of(&key), "{length} bytes");
-            assert!(!entry.is_of(&key[1..]) && !entry.is_of(&key[..key.len() - 1]));
-            assert!(!entry.is_of(&[&key[..], &[0]].concat()));
-            for at in 0..key.len() {
-                let mut other = key.clone();
-                other[at] ^= 0x80;
-                assert!(!entry.is_of(&other), "byte {at} of {length}");
-            }
-        }
     }
 }

@@ -4,11 +4,8 @@
 //! of their hashes, which insertions and removals do not change. Therefore, a key that is in the
 //! store during the whole listing is returned exactly once.
 
-use super::{
-    MemoryStore,
-    shard::{Shard, hash_with},
-};
-use crate::time::Timestamp;
+use super::{MemoryStore, shard::Shard};
+use crate::{hash_table::hash_with, time::Timestamp};
 
 /// The number of home slots after which a call returns its page. A key's home slot is the slot
 /// selected by its hash.

@@ -4,11 +4,11 @@ use super::{
     Guard, MemoryStore,
     pending::{KeyLocation, PendingCharge},
     refund_ledger::KeyRefunds,
-    shard::{Full, Shard, hash_with},
+    shard::{Full, Shard},
 };
 use crate::{
     eval::{Charge, ChargeRecord, Decision, Effect},
-    memory::prefetch::prefetch,
+    hash_table::{hash_with, prefetch},
     time::Timestamp,
 };
 

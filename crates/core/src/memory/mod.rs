@@ -18,7 +18,7 @@
 //!                               a block? ──────────────▶ Blocked               blocks
 //!                                    │ no
 //!                                    ▼
-//!                    find the entry, reserve room ─────▶ Full                  table, eviction
+//!                    find the entry, reserve room ─────▶ Full                  hash_table, eviction
 //!                                    │
 //!                                    ▼
 //!           take each state out (a peek: borrow or copy it)                    entry
@@ -37,40 +37,27 @@
 //! place](shard::Shard::step_in_place), if the rule has a single plain GCRA limit. The fast path
 //! gives the same results as the general path.
 
-mod ctrl_bytes;
 mod decide;
 mod entry;
 mod listing;
 mod locked_shards;
 mod moved_receipt;
 mod pending;
-mod prefetch;
 mod refund_ledger;
 mod settle;
 mod shard;
 mod snapshot;
 mod sync;
-mod table;
 
-// `foldhash::fast` is used instead of `foldhash::quality`. The `quality` variant adds a final round
-// that mixes in a publicly known constant. This round does not separate keys with colliding hashes,
-// and does not improve the distribution.
-#[cfg(loom)]
-use foldhash::fast::FixedState as RandomState;
-#[cfg(not(loom))]
-use foldhash::fast::RandomState;
-
-use self::shard::{BlockCount, Capacity, Shard, hash_with};
+use self::shard::{BlockCount, Capacity, Shard};
 pub use self::{
     listing::{KeyCursor, KeyPage},
     snapshot::SnapshotError,
 };
 use crate::{
+    hash_table::{PREFETCHES, RandomState, hash_with, prefetch},
     limit::bounds,
-    memory::{
-        prefetch::{PREFETCHES, prefetch},
-        sync::Mutex,
-    },
+    memory::sync::Mutex,
     rules::{BlockedRule, former_values, is_of_rule},
     time::{Span, Timestamp},
 };

@@ -8,10 +8,11 @@
 //! ledger knows, moves with its concurrency slots only. The other store calculates the refunds of
 //! GCRA limits without the ledger, so that the refunds are never too large.
 
-use super::{MemoryStore, shard::hash_with};
+use super::MemoryStore;
 use crate::{
     algorithm::{ExactMicros, Mark},
     eval::{Charge, ChargeRecord, Receipt},
+    hash_table::hash_with,
     limit::bounds,
     time::Timestamp,
 };

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 
-use super::RandomState;
 use crate::{
     eval::ChargeRecord,
+    hash_table::RandomState,
     time::{Span, Timestamp},
 };
 

@@ -1,13 +1,10 @@
 //! Reservations: charges with a receipt, their refunds, and the renewal of their leases.
 
-use super::{
-    MemoryStore,
-    pending::KeyLocation,
-    shard::{Shard, hash_with},
-};
+use super::{MemoryStore, pending::KeyLocation, shard::Shard};
 use crate::{
     algorithm::Outcome,
     eval::{Charge, ChargeRecord, Decision, Effect, Receipt, Renewal, Settlement},
+    hash_table::hash_with,
     time::Timestamp,
 };
 

@@ -5,14 +5,11 @@
 //! copied. The caller writes the bytes to a file and adds a checksum. Nevertheless, this module
 //! checks every length in the bytes.
 
-use super::{
-    BlockNote, MemoryStore,
-    entry::Entry,
-    shard::{Shard, hash_with},
-};
+use super::{BlockNote, MemoryStore, entry::Entry, shard::Shard};
 use crate::{
     algorithm::{State, is_instant},
     eval::KeyState,
+    hash_table::hash_with,
     limit::bounds,
     rules::BlockedRule,
     time::{CLOCK_JUMP, Span, Timestamp},

@@ -11,10 +11,8 @@ use super::Shard;
 use crate::{
     algorithm::RetryAfter,
     eval::{Charge, Effect},
-    memory::{
-        WhenFull,
-        entry::{Entry, key_bytes},
-    },
+    hash_table::Key,
+    memory::{WhenFull, entry::Entry},
     time::{Span, Timestamp},
 };
 
@@ -22,8 +20,8 @@ use crate::{
 const SAMPLE: usize = 8;
 
 /// The retry delay for a new key whose home slot is
-/// [crowded](crate::memory::table::Table::is_crowded). The delay is a constant, because the store
-/// cannot know when an entry near the home slot will be removed.
+/// [crowded](crate::hash_table::Table::is_crowded). It is a constant, because it is unknown when
+/// an entry near the home slot will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -114,7 +112,7 @@ impl Shard {
             },
             None => Growth {
                 keys: 1,
-                bytes: key_bytes(charge.key) + charge.limits.new_entry_bytes(cost),
+                bytes: Key::heap_bytes_of(charge.key) + charge.limits.new_entry_bytes(cost),
             },
         }
     }

@@ -3,8 +3,6 @@
 mod blocks;
 mod eviction;
 
-use std::hash::{BuildHasher, Hasher};
-
 pub(super) use self::{
     blocks::{BlockCount, Blocks},
     eviction::{Capacity, Full},
@@ -12,15 +10,15 @@ pub(super) use self::{
 
 use self::eviction::RoomReservation;
 use super::{
-    MemoryStats, RandomState,
+    MemoryStats,
     entry::{Entry, LoadContext},
     pending::{EntryLocation, KeyLocation, PendingCharge},
     refund_ledger::RefundLedger,
-    table::{self, Table},
 };
 use crate::{
     algorithm::{Gcra, Outcome},
     eval::{Charge, Effect, Evaluation, FormerState, LoadedState},
+    hash_table::{self, RandomState, Table, hash_with},
     time::{CLOCK_JUMP, Timestamp},
 };
 
@@ -48,7 +46,7 @@ pub(super) struct Shard {
     pub(super) is_sealed: bool,
     /// Manual blocks; usually `None`.
     pub(super) blocks: Option<Box<Blocks>>,
-    pub(super) entries: Table,
+    pub(super) entries: Table<Entry>,
     pub(super) cold: Box<ColdFields>,
 }
 
@@ -81,7 +79,7 @@ pub(super) struct ColdFields {
 impl Shard {
     pub(super) fn new(hasher: RandomState, capacity: Capacity, block_count: BlockCount) -> Self {
         let capacity = Capacity {
-            keys: capacity.keys.clamp(1, table::MAX_ENTRIES),
+            keys: capacity.keys.clamp(1, hash_table::MAX_ENTRIES),
             ..capacity
         };
         let cold = ColdFields {
@@ -453,20 +451,6 @@ impl Shard {
     }
 }
 
-/// Returns the hash of a key. The hash depends on the store's random seed.
-///
-/// foldhash does not claim to resist an attacker who can observe hashes or decision times.
-/// SipHash-1-3 is designed to resist such an attacker, but takes 9.0 ns for a key of 22 bytes;
-/// foldhash takes 2.5 ns. A whole decision takes about 50 ns. To limit the damage of an attack, the
-/// hash table therefore limits the distance between a new key and its home slot. See
-/// [`table::FARTHEST`] for what an attacker who knows the hashes can still do.
-#[inline]
-pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
-    let mut hasher = hasher.build_hasher();
-    hasher.write(key);
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -636,7 +620,7 @@ mod tests {
                 Err(full) => break full,
             }
         };
-        assert_eq!(inserted, table::FARTHEST);
+        assert_eq!(inserted, hash_table::FARTHEST);
         assert_eq!(denied.retry_after, RetryAfter::After(Span::from_secs(1)));
         assert_eq!(shard.cold.counts.denied_when_full, 1);
         // A key from a snapshot is also not added to the run.

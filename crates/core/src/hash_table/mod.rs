@@ -1,5 +1,5 @@
-//! A shard's hash table. The table uses open addressing with linear probing. Entries are stored
-//! inline, and a separate array has one control byte per slot, as in a Swiss table.
+//! The hash table of the memory store's shards. It uses open addressing with linear probing. Entries are stored inline, and a separate array has one control byte per slot,
+//! as in a Swiss table.
 //!
 //! The control bytes, here called tags, hold part of each entry's hash. A lookup compares eight
 //! tags at a time. The tags of a million keys fit in the CPU caches, so a lookup causes only one
@@ -17,37 +17,79 @@
 //! 101.4 bytes, and 103.1 bytes at the peak (`bench/results/memory.md`, acf2ad4). No comparison
 //! with `hashbrown` was recorded.
 
-use super::{
-    ctrl_bytes::{self, CtrlBytes},
-    entry::{Entry, MAX_DISTANCE},
-};
-use crate::memory::prefetch::{PREFETCHES, prefetch};
+mod ctrl_bytes;
+mod key;
+mod prefetch;
 
-#[derive(Debug, Default)]
-pub(super) struct Table {
+use std::hash::{BuildHasher as _, Hasher as _};
+
+// `foldhash::fast` is used instead of `foldhash::quality`. The `quality` variant adds a final round
+// that mixes in a publicly known constant. This round does not separate keys with colliding hashes,
+// and does not improve the distribution.
+#[cfg(loom)]
+pub(crate) use foldhash::fast::FixedState as RandomState;
+#[cfg(not(loom))]
+pub(crate) use foldhash::fast::RandomState;
+
+use self::ctrl_bytes::CtrlBytes;
+pub(crate) use self::{
+    key::Key,
+    prefetch::{PREFETCHES, prefetch},
+};
+
+/// An entry of a [`Table`].
+pub(crate) trait TableEntry {
+    /// Returns whether this is the entry of `key`.
+    fn is_of(&self, key: &[u8]) -> bool;
+
+    /// Returns the distance that was set last; 0 for a new entry.
+    fn distance(&self) -> Distance;
+
+    fn set_distance(&mut self, distance: Distance);
+}
+
+/// The distance in slots between an entry and its home slot, where its key's probe sequence starts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Distance([u8; 3]);
+
+impl Distance {
+    /// The exclusive maximum, so that a distance fits in three bytes.
+    const MAX: usize = 1 << 24;
+
+    fn new(slots: usize) -> Self {
+        debug_assert!(slots < Self::MAX, "a distance fits in three bytes");
+        let [low, middle, high, ..] = slots.to_le_bytes();
+        Self([low, middle, high])
+    }
+
+    fn slots(self) -> usize {
+        let [low, middle, high] = self.0;
+        // Three bytes fit in a `usize`.
+        u32::from_le_bytes([low, middle, high, 0]) as usize
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Table<E> {
     ctrl: CtrlBytes,
-    #[expect(clippy::vec_box, reason = "a chunk does not move when the list grows")]
-    chunks: Vec<Box<Chunk>>,
+    /// The chunks are boxed, so that a chunk does not move when the list grows.
+    chunks: Vec<Box<Chunk<E>>>,
     /// The number of home slots, at which the probe sequence of a key can start. The slots after
     /// the last home slot hold entries that overflow from it and its neighbors.
     homes: usize,
     len: usize,
 }
 
-type Chunk = [Option<Entry>; CHUNK];
+type Chunk<E> = [Option<E>; CHUNK];
 
 const CHUNK: usize = 64;
 
 /// The number of slots in the last chunk that are not home slots.
 const TAIL: usize = 8;
 
-/// The size of a chunk in bytes, including its pointer, its tags, and the extra zero tags after the
-/// last slot.
-const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + ctrl_bytes::GROUP;
-
 /// The maximum number of entries in one table. The home slot is selected by 32 bits of the hash,
 /// and an entry's distance from its home slot is stored in 24 bits.
-pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
+pub(crate) const MAX_ENTRIES: usize = Distance::MAX;
 
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
 /// occupied, the store is treated as full for the new key.
@@ -63,48 +105,63 @@ pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 /// inserted at most 4,096 slots from its home slot, and is rejected only if all of these slots are
 /// occupied. An attacker would have to fill the store to have all new keys rejected.
 ///
-/// `FARTHEST` does not bound the time of a lookup, which scans the tags from the key's home slot to
-/// the next vacant slot. An attacker who knows the hashes can create a long run of occupied slots.
-/// A key with a home slot near the end of the run extends the run, although the key is close to its
-/// home slot. The attacker needs one live key per slot, and only the shard's capacity limits the
-/// length of the run. A lookup in the run compares eight tags at a time, and also compares the key
-/// of each entry with a matching tag. Therefore, the lookup time is proportional to the length of
-/// the run.
-pub(super) const FARTHEST: usize = 4_096;
+/// This constant does not bound the time of a lookup, which scans the tags from the key's home slot
+/// to the next vacant slot. An attacker who knows the hashes can create a long run of occupied
+/// slots. A key with a home slot near the end of the run extends the run, although the key is close
+/// to its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
+/// the length of the run. A lookup in the run compares eight tags at a time, and also compares the
+/// key of each entry with a matching tag. Therefore, its time is proportional to the length of the
+/// run.
+pub(crate) const FARTHEST: usize = 4_096;
 
-impl Table {
+impl<E> Default for Table<E> {
+    fn default() -> Self {
+        Self {
+            ctrl: CtrlBytes::default(),
+            chunks: Vec::new(),
+            homes: 0,
+            len: 0,
+        }
+    }
+}
+
+impl<E: TableEntry> Table<E> {
+    /// The size of a chunk in bytes, including its pointer, its tags, and the extra zero tags after
+    /// the last slot.
+    const CHUNK_BYTES: usize =
+        size_of::<Chunk<E>>() + size_of::<Box<Chunk<E>>>() + CHUNK + ctrl_bytes::GROUP;
+
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.chunks.len() * CHUNK
     }
 
     /// Returns the heap size in bytes, including one spare chunk that is not allocated yet. Entries
     /// that overflow from the last home slots can need another chunk. The byte limit is not checked
     /// when that chunk is allocated, so it is counted in advance.
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         let spare = chunks_with_spare(self.homes).saturating_sub(self.chunks.len());
-        spare * (size_of::<Chunk>() + CHUNK)
-            + self.chunks.len() * size_of::<Chunk>()
-            + self.chunks.capacity() * size_of::<Box<Chunk>>()
+        spare * (size_of::<Chunk<E>>() + CHUNK)
+            + self.chunks.len() * size_of::<Chunk<E>>()
+            + self.chunks.capacity() * size_of::<Box<Chunk<E>>>()
             + self.ctrl.heap_bytes()
     }
 
     /// Returns the maximum number of bytes that the next `entries` insertions add.
-    pub(super) fn growth_bytes(&self, entries: usize) -> usize {
+    pub(crate) fn growth_bytes(&self, entries: usize) -> usize {
         let mut homes = self.homes;
         while !has_room(homes, self.len + entries) {
             homes = grown(homes);
         }
-        (chunks_with_spare(homes) - chunks_with_spare(self.homes)) * CHUNK_BYTES
+        (chunks_with_spare(homes) - chunks_with_spare(self.homes)) * Self::CHUNK_BYTES
     }
 
-    /// Returns the slot of the entry of `key`. The slot number is valid until the next insertion or
-    /// removal.
-    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
+    /// Returns the slot of the entry of `key`. It is valid until the next insertion or removal.
+    pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let home = self.home(hash);
         self.prefetch_slot(home);
         self.look_for(tag(hash), home, key)
@@ -112,7 +169,7 @@ impl Table {
 
     /// Returns the entry of `key`.
     #[inline]
-    pub(super) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Entry> {
+    pub(crate) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut E> {
         let (tag, home) = (tag(hash), self.home(hash));
         // Most entries are in or near the cache lines of their home slot, so start to load these
         // cache lines before comparing the tags.
@@ -141,7 +198,7 @@ impl Table {
 
     /// Starts to load the first entry whose tag matches `hash`, which is most likely the entry of
     /// the key with this hash.
-    pub(super) fn prefetch(&self, hash: u64) {
+    pub(crate) fn prefetch(&self, hash: u64) {
         if !PREFETCHES {
             return;
         }
@@ -165,15 +222,15 @@ impl Table {
 
     /// Returns whether the run of occupied slots from the home slot of `hash` on is too long to
     /// insert another key. `new_keys` is the number of keys that one decision inserts, including
-    /// this key. Each new key can extend the run by one slot.
-    pub(super) fn is_crowded(&self, hash: u64, new_keys: usize) -> bool {
+    /// this key. Each of them can extend the run by one slot.
+    pub(crate) fn is_crowded(&self, hash: u64, new_keys: usize) -> bool {
         let home = self.home(hash);
         self.ctrl.vacant(home) - home + new_keys > FARTHEST
     }
 
     /// Inserts an entry for a key that is not in the table. If the table must grow, `hash_of`
     /// computes the hashes of its entries.
-    pub(super) fn insert(&mut self, hash: u64, entry: Entry, hash_of: impl Fn(&Entry) -> u64) {
+    pub(crate) fn insert(&mut self, hash: u64, entry: E, hash_of: impl Fn(&E) -> u64) {
         if !has_room(self.homes, self.len + 1) {
             self.rebuild(grown(self.homes), hash_of);
         }
@@ -181,16 +238,16 @@ impl Table {
     }
 
     /// Removes the entry in this slot, and shifts the following entries back to close the gap.
-    pub(super) fn remove(&mut self, number: usize) -> Option<Entry> {
+    pub(crate) fn remove(&mut self, number: usize) -> Option<E> {
         let removed = self.take(number)?.1;
         self.len -= 1;
         let (mut hole, mut at) = (number, number + 1);
         while let Some(entry) = self.get(at) {
             // An entry moves back into the hole unless the hole is before the entry's home slot.
-            if let Some(distance) = entry.distance().checked_sub(at - hole)
+            if let Some(distance) = entry.distance().slots().checked_sub(at - hole)
                 && let Some((tag, mut entry)) = self.take(at)
             {
-                entry.set_distance(distance);
+                entry.set_distance(Distance::new(distance));
                 self.put(hole, tag, entry);
                 hole = at;
             }
@@ -200,7 +257,7 @@ impl Table {
     }
 
     /// Shrinks the table if entries fill less than a quarter of its home slots.
-    pub(super) fn shrink_if_empty(&mut self, hash_of: impl Fn(&Entry) -> u64) {
+    pub(crate) fn shrink_if_empty(&mut self, hash_of: impl Fn(&E) -> u64) {
         if self.len * 4 < self.homes && self.chunks.len() > 1 {
             let chunks = (self.len * 2 + TAIL).div_ceil(CHUNK).max(1);
             self.rebuild(chunks * CHUNK - TAIL, hash_of);
@@ -209,17 +266,17 @@ impl Table {
 
     /// Returns the entry in `slot`; `None` if the slot is vacant.
     #[inline]
-    pub(super) fn get(&self, slot: usize) -> Option<&Entry> {
+    pub(crate) fn get(&self, slot: usize) -> Option<&E> {
         self.chunks.get(slot / CHUNK)?[slot % CHUNK].as_ref()
     }
 
     #[inline]
-    fn get_mut(&mut self, slot: usize) -> Option<&mut Entry> {
+    fn get_mut(&mut self, slot: usize) -> Option<&mut E> {
         self.chunks.get_mut(slot / CHUNK)?[slot % CHUNK].as_mut()
     }
 
     /// Returns the number of home slots.
-    pub(super) const fn homes(&self) -> usize {
+    pub(crate) const fn homes(&self) -> usize {
         self.homes
     }
 
@@ -229,13 +286,13 @@ impl Table {
     ///
     /// Home slots are in the order of the hashes, whatever the size of the table. Therefore, if the
     /// next call starts at the returned hash, the two calls together visit each entry once, even if
-    /// the table was rebuilt between the calls. The one exception is an entry whose home slot is
-    /// that of the returned hash, but whose hash is lower: the calls can visit this entry twice.
-    pub(super) fn visit_homes(
+    /// the table was rebuilt between them. There is one exception: an entry with the same home slot
+    /// as the returned hash, but a lower hash, can be visited twice.
+    pub(crate) fn visit_homes(
         &self,
         hash: u32,
         count: usize,
-        mut visit: impl FnMut(&Entry),
+        mut visit: impl FnMut(&E),
     ) -> Option<u32> {
         let first = self.home(u64::from(hash));
         let end = first.saturating_add(count).min(self.homes);
@@ -243,7 +300,9 @@ impl Table {
         // An entry whose home slot was occupied is in the run of occupied slots after it.
         while slot < self.slots() {
             match self.get(slot) {
-                Some(entry) if (first..end).contains(&(slot - entry.distance())) => visit(entry),
+                Some(entry) if (first..end).contains(&(slot - entry.distance().slots())) => {
+                    visit(entry)
+                }
                 None if slot >= end => break,
                 _ => {}
             }
@@ -257,17 +316,17 @@ impl Table {
         u32::try_from(next).ok()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &E> {
         self.chunks.iter().flat_map(|chunk| chunk.iter()).flatten()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut E> {
         let slots = self.chunks.iter_mut().flat_map(|chunk| chunk.iter_mut());
         slots.flatten()
     }
 
     /// Returns the slot of the first entry at or after `from`, wrapping around at the end.
-    pub(super) fn next_from(&self, from: usize) -> Option<usize> {
+    pub(crate) fn next_from(&self, from: usize) -> Option<usize> {
         let slots = self.slots();
         let from = from.min(slots);
         (from..slots)
@@ -276,28 +335,28 @@ impl Table {
     }
 
     /// Puts an entry into the first vacant slot at or after its home slot.
-    fn place(&mut self, hash: u64, mut entry: Entry) {
+    fn place(&mut self, hash: u64, mut entry: E) {
         let home = self.home(hash);
         let slot = self.ctrl.vacant(home);
         while self.slots() <= slot {
             self.add_chunk();
         }
-        entry.set_distance(slot - home);
+        entry.set_distance(Distance::new(slot - home));
         self.put(slot, tag(hash), entry);
         self.len += 1;
     }
 
-    fn put(&mut self, slot: usize, tag: u8, entry: Entry) {
+    fn put(&mut self, slot: usize, tag: u8, entry: E) {
         self.ctrl.set(slot, tag);
         self.chunks[slot / CHUNK][slot % CHUNK] = Some(entry);
     }
 
-    fn take(&mut self, slot: usize) -> Option<(u8, Entry)> {
+    fn take(&mut self, slot: usize) -> Option<(u8, E)> {
         let entry = self.chunks.get_mut(slot / CHUNK)?[slot % CHUNK].take()?;
         Some((self.ctrl.clear(slot), entry))
     }
 
-    fn rebuild(&mut self, homes: usize, hash_of: impl Fn(&Entry) -> u64) {
+    fn rebuild(&mut self, homes: usize, hash_of: impl Fn(&E) -> u64) {
         let chunks = std::mem::take(&mut self.chunks);
         self.chunks.reserve_exact(chunks_of(homes) + 1);
         self.ctrl = CtrlBytes::new(chunks_of(homes) * CHUNK);
@@ -353,22 +412,36 @@ fn chunks_of(homes: usize) -> usize {
     homes.div_ceil(CHUNK)
 }
 
-impl std::ops::Index<usize> for Table {
-    type Output = Entry;
+/// Returns the hash of a key. Each store has a random seed.
+///
+/// foldhash does not claim to resist an attacker who can observe hashes or decision times.
+/// SipHash-1-3 is designed to resist such an attacker, but takes 9.0 ns for a key of 22 bytes;
+/// foldhash takes 2.5 ns, and a whole decision takes about 50 ns. To limit the damage of an attack,
+/// the hash table therefore limits the distance between a new key and its home slot. See
+/// [`FARTHEST`] for what an attacker who knows the hashes can still do.
+#[inline]
+pub(crate) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
+    let mut hasher = hasher.build_hasher();
+    hasher.write(key);
+    hasher.finish()
+}
+
+impl<E: TableEntry> std::ops::Index<usize> for Table<E> {
+    type Output = E;
 
     /// # Panics
     ///
     /// Panics if the slot is vacant.
     #[inline]
-    fn index(&self, number: usize) -> &Entry {
+    fn index(&self, number: usize) -> &E {
         let slot = &self.chunks[number / CHUNK][number % CHUNK];
         slot.as_ref().expect("the index is that of an entry")
     }
 }
 
-impl std::ops::IndexMut<usize> for Table {
+impl<E: TableEntry> std::ops::IndexMut<usize> for Table<E> {
     #[inline]
-    fn index_mut(&mut self, number: usize) -> &mut Entry {
+    fn index_mut(&mut self, number: usize) -> &mut E {
         let slot = &mut self.chunks[number / CHUNK][number % CHUNK];
         slot.as_mut().expect("the index is that of an entry")
     }
@@ -381,21 +454,36 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        algorithm::{ExactMicros, State},
-        eval::KeyState,
-    };
+
+    #[derive(Debug)]
+    struct Entry {
+        key: Key,
+        distance: Distance,
+    }
+
+    impl TableEntry for Entry {
+        fn is_of(&self, key: &[u8]) -> bool {
+            self.key.is(key)
+        }
+
+        fn distance(&self) -> Distance {
+            self.distance
+        }
+
+        fn set_distance(&mut self, distance: Distance) {
+            self.distance = distance;
+        }
+    }
 
     fn entry(key: u64) -> Entry {
-        let key_state = KeyState::One(State::Gcra(ExactMicros {
-            whole: key,
-            part: 0,
-        }));
-        Entry::new(&key.to_le_bytes(), key_state, 0, false)
+        Entry {
+            key: Key::new(&key.to_le_bytes()),
+            distance: Distance::default(),
+        }
     }
 
     fn key_of(entry: &Entry) -> u64 {
-        u64::from_le_bytes(entry.key().try_into().unwrap())
+        u64::from_le_bytes(entry.key.bytes().try_into().unwrap())
     }
 
     /// The chunks take most of a table's memory. The tags and pointers take less than a quarter of
@@ -406,8 +494,9 @@ mod tests {
         for key in 0..20_000_u64 {
             table.insert(key, entry(key), key_of);
             let spare = chunks_with_spare(table.homes).saturating_sub(table.chunks.len());
-            let chunks = (table.chunks.len() + spare) * size_of::<Chunk>();
-            let rest = table.chunks.capacity() * size_of::<Box<Chunk>>() + table.ctrl.heap_bytes();
+            let chunks = (table.chunks.len() + spare) * size_of::<Chunk<Entry>>();
+            let rest =
+                table.chunks.capacity() * size_of::<Box<Chunk<Entry>>>() + table.ctrl.heap_bytes();
             let spare_tags = spare * CHUNK;
             assert_eq!(table.heap_bytes(), chunks + rest + spare_tags);
             assert!(rest + spare_tags <= chunks / 4 + 4_096);
@@ -423,7 +512,7 @@ mod tests {
             spread in prop::sample::select(vec![0x9E37_79B9_7F4A_7C15_u64, 1 << 24, 0xFFFF_FFFF, 1]),
         ) {
             let hash = |key: u64| (key / 3).wrapping_mul(spread);
-            let find = |table: &Table, key: u64| table.find(hash(key), &key.to_le_bytes());
+            let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
             let (mut table, mut model) = (Table::default(), BTreeMap::new());
             for (add, key) in operations {
                 table.prefetch(hash(key));
@@ -495,10 +584,10 @@ mod tests {
         for key in 0..=KEYS {
             table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
         }
-        let find = |table: &Table, key: u64| table.find(hash(key), &key.to_le_bytes());
+        let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
         let last = find(&table, KEYS).unwrap();
         assert!(last > usize::from(u16::MAX), "{last}");
-        assert_eq!(table[last].distance(), last);
+        assert_eq!(table[last].distance.slots(), last);
         for key in (0..KEYS).step_by(1_000) {
             let number = find(&table, key).unwrap();
             table.remove(number);
