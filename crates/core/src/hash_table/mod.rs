@@ -1,4 +1,5 @@
-//! The hash table of the memory store's shards. It uses open addressing with linear probing. Entries are stored inline, and a separate array has one control byte per slot,
+//! The hash table of the memory store's shards and of overrides. It uses open addressing with
+//! linear probing. Entries are stored inline, and a separate array has one control byte per slot,
 //! as in a Swiss table.
 //!
 //! The control bytes, here called tags, hold part of each entry's hash. A lookup compares eight
@@ -237,6 +238,16 @@ impl<E: TableEntry> Table<E> {
         self.place(hash, entry);
     }
 
+    /// Replaces the entry in this slot by a new entry for the same key, and returns the old entry.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the slot is vacant.
+    pub(crate) fn replace(&mut self, slot: usize, mut entry: E) -> E {
+        entry.set_distance(self[slot].distance());
+        std::mem::replace(&mut self[slot], entry)
+    }
+
     /// Removes the entry in this slot, and shifts the following entries back to close the gap.
     pub(crate) fn remove(&mut self, number: usize) -> Option<E> {
         let removed = self.take(number)?.1;
@@ -254,6 +265,19 @@ impl<E: TableEntry> Table<E> {
             at += 1;
         }
         Some(removed)
+    }
+
+    /// Removes the entries for which `keep` returns false.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&E) -> bool) {
+        let mut slot = 0;
+        while slot < self.slots() {
+            if self.get(slot).is_some_and(|entry| !keep(entry)) {
+                // The removal can shift another entry into this slot.
+                self.remove(slot);
+            } else {
+                slot += 1;
+            }
+        }
     }
 
     /// Shrinks the table if entries fill less than a quarter of its home slots.
@@ -412,7 +436,7 @@ fn chunks_of(homes: usize) -> usize {
     homes.div_ceil(CHUNK)
 }
 
-/// Returns the hash of a key. Each store has a random seed.
+/// Returns the hash of a key. Each store, and each rule's overrides, have a random seed.
 ///
 /// foldhash does not claim to resist an attacker who can observe hashes or decision times.
 /// SipHash-1-3 is designed to resist such an attacker, but takes 9.0 ns for a key of 22 bytes;
@@ -546,6 +570,31 @@ mod tests {
             let mut held: Vec<u64> = table.iter().map(key_of).collect();
             held.sort_unstable();
             prop_assert!(held.iter().eq(model.keys()));
+        }
+
+        /// A replaced entry can still be removed, and the entries that are kept can be found.
+        #[test]
+        fn keeps_exactly_the_chosen_entries(
+            count in 1_u64..300,
+            divisor in 2_u64..5,
+            spread in prop::sample::select(vec![0x9E37_79B9_7F4A_7C15_u64, 1 << 24, 1]),
+        ) {
+            let mut table = Table::default();
+            let hash = |key: u64| (key / 3).wrapping_mul(spread);
+            let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
+            for key in 0..count {
+                table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
+            }
+            for key in 0..count {
+                let slot = find(&table, key).unwrap();
+                prop_assert_eq!(key_of(&table.replace(slot, entry(key))), key);
+            }
+            table.retain(|entry| !key_of(entry).is_multiple_of(divisor));
+            let kept = |key: u64| !key.is_multiple_of(divisor);
+            for key in 0..count {
+                prop_assert_eq!(find(&table, key).is_some(), kept(key));
+            }
+            prop_assert_eq!(table.len(), (0..count).filter(|key| kept(*key)).count());
         }
 
         /// Iterating over the slots visits every entry once.

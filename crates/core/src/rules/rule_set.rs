@@ -11,6 +11,7 @@ use super::{
     AllowList, Bypass, Condition, EntryBlock, EntryBlockTarget, EntryBlocks, Overrides, Parents,
     Request, Rule, RuleError, RuleErrors, RuleOverrides, When, bypass,
     key::{self, BLOCK_KEY, Scope},
+    overrides::KeyHash,
     pattern::{
         Work,
         index::{Index, Item, Matches},
@@ -73,6 +74,8 @@ enum ChosenLimits {
 struct DueCharge {
     rule: usize,
     key: Range<usize>,
+    /// The hash of the key for the lookup of its override; `None` if the rule has no overrides.
+    key_hash: Option<KeyHash>,
     limits: ChosenLimits,
     cost: Cost,
     /// Whether the rule is elastic and its headroom condition holds, so that it may exceed its
@@ -220,9 +223,11 @@ impl RuleSet {
     #[must_use]
     pub fn limits_of_key(&self, rule: &Rule, key: &[u8], now: Timestamp) -> Arc<Limits> {
         let mut buffers = LookupBuffers::default();
-        let overrides = self.overrides(rule);
-        let found = overrides.and_then(|found| found.limits(rule, key, now, &mut buffers));
-        found.unwrap_or_else(|| Arc::clone(rule.limits()))
+        let overridden = self.overrides(rule).and_then(|overrides| {
+            let hash = overrides.prefetch(key)?;
+            overrides.limits(rule, key, hash, now, &mut buffers)
+        });
+        overridden.unwrap_or_else(|| Arc::clone(rule.limits()))
     }
 
     /// Returns the original limits of `charge`, before any elastic increase. The charge must have
@@ -542,11 +547,17 @@ impl RuleSet {
             rule.append_key_of(request, keys)?;
             due.push(DueCharge {
                 rule: *at,
-                limits: self.choose_limits(*at, request, &keys[start..], now, buffers),
+                // Prefetch for all keys, so that the lookups below wait for memory only once.
+                key_hash: self.overrides[*at].prefetch(&keys[start..]),
+                limits: ChosenLimits::Own,
                 key: start..keys.len(),
                 cost: rule.cost_of(request)?,
                 has_headroom: rule.has_headroom(request, now, buffers),
             });
+        }
+        for due in due {
+            let key = &keys[due.key.clone()];
+            due.limits = self.choose_limits(due, request, key, now, buffers);
         }
         buffers.rules = found;
         Ok(())
@@ -554,19 +565,22 @@ impl RuleSet {
 }
 
 impl RuleSet {
-    /// Returns the limits to which `request` is charged at `now` under the rule with the index
-    /// `at`. `key` is the encoded key of the request under this rule.
+    /// Returns the limits to which `request` is charged at `now` under the rule of `due`. `key` is
+    /// its encoded key.
     #[inline]
     fn choose_limits(
         &self,
-        at: usize,
+        due: &DueCharge,
         request: &Request<'_>,
         key: &[u8],
         now: Timestamp,
         buffers: &mut LookupBuffers,
     ) -> ChosenLimits {
-        let rule = &self.rules[at];
-        let overridden = self.overrides[at].limits(rule, key, now, buffers);
+        // The index of a due charge is the index of its rule.
+        let (rule, overrides) = (&self.rules[due.rule], &self.overrides[due.rule]);
+        let overridden = due
+            .key_hash
+            .and_then(|hash| overrides.limits(rule, key, hash, now, buffers));
         let other = overridden.or_else(|| rule.plan_of(request).map(Arc::clone));
         other.map_or(ChosenLimits::Own, ChosenLimits::Other)
     }

@@ -15,7 +15,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-use crate::limit::bounds::MAX_OVERRIDES;
+use crate::{hash_table::prefetch, limit::bounds::MAX_OVERRIDES};
 
 /// The number of words of an array. With [`MAX_OVERRIDES`] keys, there are 16 bits per key.
 const WORDS: usize = 1 << 18;
@@ -61,8 +61,17 @@ impl KeyFilter {
         self.generation.load(Ordering::Relaxed) != generation
     }
 
-    /// Adds a key. The caller adds the key before it stores the override, and holds the returned
-    /// lock guard until the override is stored.
+    /// Starts to load the word that [`Self::may_contain`] reads for this `hash`.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        let generation = self.generation.load(Ordering::Relaxed);
+        if let Some(words) = self.arrays[generation % 2].get() {
+            prefetch(&words[index(hash)]);
+        }
+    }
+
+    /// Adds a key. The caller adds the key before it stores the override, and holds the guard until
+    /// the override is stored.
     pub(super) fn add(&self, hash: u64) -> RwLockReadGuard<'_, ()> {
         let guard = self.changes.read().unwrap_or_else(PoisonError::into_inner);
         let array = &self.arrays[self.generation.load(Ordering::Relaxed) % 2];
@@ -123,7 +132,7 @@ fn bits(hash: u64) -> u64 {
 mod tests {
     use std::{collections::HashSet, hash::BuildHasher as _, thread};
 
-    use foldhash::quality::FixedState;
+    use foldhash::fast::FixedState;
     use proptest::prelude::*;
 
     use super::*;

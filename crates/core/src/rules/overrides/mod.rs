@@ -12,6 +12,7 @@
 //! limits change.
 
 mod key_filter;
+mod key_override;
 mod patterns;
 mod replacement;
 mod rule_overrides;
@@ -26,7 +27,11 @@ use std::{
     },
 };
 
-use self::{key_filter::KeyFilter, stored::StoredOverride};
+pub(super) use self::rule_overrides::KeyHash;
+use self::{
+    key_filter::KeyFilter,
+    stored::{Generation, StoredOverride},
+};
 pub use self::{replacement::Replacement, rule_overrides::RuleOverrides};
 use super::{Rule, RuleError};
 use crate::{limit::bounds, time::Timestamp};
@@ -279,7 +284,7 @@ impl Overrides {
     /// their number.
     pub fn end_replacement(&self) -> usize {
         let generation = self.0.generation.load(Ordering::Relaxed);
-        self.retain(|stored| stored.generation == generation)
+        self.retain(|_, set_in| set_in == generation)
     }
 
     /// Removes and returns the override for `target`.
@@ -293,15 +298,15 @@ impl Overrides {
     /// Removes the overrides that have expired at `now` to free their memory. Expired overrides
     /// have no effect.
     pub fn remove_ended(&self, now: Timestamp) {
-        self.retain(|stored| stored.is_unexpired(now));
+        self.retain(|stored, _| stored.is_unexpired(now));
     }
 
     /// Removes all overrides.
     pub fn clear(&self) {
-        self.retain(|_| false);
+        self.retain(|_, _| false);
     }
 
-    fn retain(&self, keep: impl Fn(&StoredOverride) -> bool) -> usize {
+    fn retain(&self, keep: impl Fn(&StoredOverride, Generation) -> bool) -> usize {
         if self.is_empty() {
             return 0;
         }

@@ -1,6 +1,9 @@
 //! A rule's overrides with patterns, indexed by their patterns.
 
-use super::{OverrideError, stored::StoredOverride};
+use super::{
+    OverrideError,
+    stored::{Generation, StoredOverride},
+};
 use crate::{
     limit::bounds,
     rules::{
@@ -26,6 +29,7 @@ pub(super) struct PatternOverrides {
 struct PatternOverride {
     pattern: KeyPattern,
     stored: StoredOverride,
+    generation: Generation,
 }
 
 /// One pattern for each value of a key.
@@ -117,19 +121,26 @@ impl PatternOverrides {
         &mut self,
         texts: &[Box<str>],
         stored: StoredOverride,
+        generation: Generation,
     ) -> Result<Option<StoredOverride>, OverrideError> {
         if let Some(item) = self
             .items
             .iter_mut()
             .find(|item| item.pattern.texts == texts)
         {
+            item.generation = generation;
             return Ok(Some(std::mem::replace(&mut item.stored, stored)));
         }
         let pattern = KeyPattern::parse(texts)?;
         self.check_index_with(&pattern)?;
         let ranks_before = |other: &PatternOverride| other.pattern.rank() > pattern.rank();
         let at = self.items.partition_point(ranks_before);
-        self.items.insert(at, PatternOverride { pattern, stored });
+        let new = PatternOverride {
+            pattern,
+            stored,
+            generation,
+        };
+        self.items.insert(at, new);
         // The index contains positions in the sorted list, so rebuild the index.
         self.index = self.build_index();
         Ok(None)
@@ -163,9 +174,10 @@ impl PatternOverrides {
     }
 
     /// Removes the overrides for which `keep` returns false, and returns their number.
-    pub(super) fn retain(&mut self, keep: impl Fn(&StoredOverride) -> bool) -> usize {
+    pub(super) fn retain(&mut self, keep: impl Fn(&StoredOverride, Generation) -> bool) -> usize {
         let before = self.items.len();
-        self.items.retain(|item| keep(&item.stored));
+        self.items
+            .retain(|item| keep(&item.stored, item.generation));
         let removed = before - self.items.len();
         if removed > 0 {
             self.index = self.build_index();

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    hash::BuildHasher as _,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         Weak,
@@ -10,17 +9,17 @@ use std::{
     },
 };
 
-use foldhash::quality::RandomState;
-
 use super::{
     Override, OverrideError, OverrideTarget, Replacement,
     key_filter::KeyFilter,
+    key_override::KeyOverride,
     patterns::{self, PatternOverrides},
     replacement::CompiledReplacement,
-    stored::StoredOverride,
+    stored::{Generation, StoredOverride},
 };
 use crate::{
     eval::Limits,
+    hash_table::{RandomState, Table, hash_with},
     limit::bounds,
     rules::{LookupBuffers, Rule, RuleError, key},
     time::Timestamp,
@@ -29,8 +28,11 @@ use crate::{
 /// The number of shards for the overrides of single keys, so that a change locks only one shard.
 const SHARDS: usize = 64;
 
-/// Maps the bytes of each key after its scope to the key's override.
-type Shard = RwLock<HashMap<Box<[u8]>, StoredOverride, RandomState>>;
+type Shard = RwLock<Table<KeyOverride>>;
+
+/// The hash of a key of the rule, from [`RuleOverrides::prefetch`].
+#[derive(Clone, Copy, Debug)]
+pub(in crate::rules) struct KeyHash(u64);
 
 /// The overrides of a single rule. The overrides can change while requests are decided.
 #[derive(Debug, Default)]
@@ -103,8 +105,10 @@ impl RuleOverrides {
         match target {
             OverrideTarget::Key(values) => {
                 let bytes = encode(values.iter().map(|value| &**value));
-                let shard = read(self.shard(&bytes)?);
-                shard.get(&*bytes).map(StoredOverride::to_override)
+                let hash = self.hash(&bytes);
+                let shard = read(self.shard(hash)?);
+                let slot = shard.find(hash, &bytes)?;
+                Some(shard[slot].stored.to_override())
             }
             OverrideTarget::Pattern(texts) => {
                 let patterns = read(&self.patterns);
@@ -113,21 +117,36 @@ impl RuleOverrides {
         }
     }
 
+    /// Prepares [`Self::limits`] for `key`, an encoded key of the rule: returns the hash of the
+    /// key, and starts to load the memory in which the lookup begins. Returns `None` if the rule
+    /// has no overrides.
+    #[inline]
+    pub(in crate::rules) fn prefetch(&self, key: &[u8]) -> Option<KeyHash> {
+        if self.is_empty() {
+            return None;
+        }
+        let (_, bytes) = key::split(key)?;
+        let hash = self.hash(bytes);
+        self.filter.prefetch(hash);
+        Some(KeyHash(hash))
+    }
+
     /// Returns the limits of the override for `key`, an encoded key of `rule`, if there is one.
     #[inline]
     pub(in crate::rules) fn limits(
         &self,
         rule: &Rule,
         key: &[u8],
+        KeyHash(hash): KeyHash,
         now: Timestamp,
         buffers: &mut LookupBuffers,
     ) -> Option<Arc<Limits>> {
-        if self.is_empty() {
-            return None;
+        if self.filter.may_contain(hash) || self.has_patterns() {
+            let (_, bytes) = key::split(key)?;
+            self.limits_for(rule, bytes, hash, now, buffers)
+        } else {
+            None
         }
-        let (_, bytes) = key::split(key)?;
-        let compiled = self.compiled_for(rule, bytes, now, buffers)?;
-        compiled.limits(rule)
     }
 
     /// Returns the limits of the override for the key of `rule` with these `values`, if there is
@@ -144,29 +163,34 @@ impl RuleOverrides {
             return None;
         }
         let bytes = encode(values.iter().copied());
-        let compiled = self.compiled_for(rule, &bytes, now, &mut LookupBuffers::default())?;
-        compiled.limits(rule)
+        let (hash, buffers) = (self.hash(&bytes), &mut LookupBuffers::default());
+        self.limits_for(rule, &bytes, hash, now, buffers)
     }
 
-    /// Returns the compiled override for the key with these `bytes` after its scope: the override
-    /// for the key itself or, if there is no such override, for the longest matching pattern.
-    fn compiled_for(
+    /// Returns the limits of the override for the key with these `bytes` after its scope: of the
+    /// override for the key itself or, if there is no such override, for the longest matching
+    /// pattern.
+    // This function is not inlined, so that the code of a decision without an override stays small.
+    #[inline(never)]
+    fn limits_for(
         &self,
         rule: &Rule,
         bytes: &[u8],
+        hash: u64,
         now: Timestamp,
         buffers: &mut LookupBuffers,
-    ) -> Option<Arc<CompiledReplacement>> {
-        let hash = self.hasher.hash_one(bytes);
+    ) -> Option<Arc<Limits>> {
         if self.filter.may_contain(hash)
-            && let Some(shards) = self.keys.get()
+            && let Some(shard) = self.shard(hash)
         {
-            let shard = read(&shards[shard_index(hash)]);
-            if let Some(stored) = shard.get(bytes).filter(|stored| stored.is_unexpired(now)) {
-                return Some(Arc::clone(&stored.compiled));
+            let shard = read(shard);
+            if let Some(slot) = shard.find(hash, bytes)
+                && shard[slot].stored.is_unexpired(now)
+            {
+                return shard[slot].stored.compiled.limits(rule);
             }
         }
-        if self.pattern_count.load(Ordering::Relaxed) == 0 {
+        if !self.has_patterns() {
             return None;
         }
         let patterns = read(&self.patterns);
@@ -175,11 +199,15 @@ impl RuleOverrides {
         // maximum for the rules.
         let rules_work = std::mem::take(&mut buffers.work);
         let found = patterns.find(&values, now, buffers);
-        let found = found.map(|(_, stored)| Arc::clone(&stored.compiled));
+        let found = found.and_then(|(_, stored)| stored.compiled.limits(rule));
         if buffers.work.check().is_ok() {
             buffers.work = rules_work;
         }
         found
+    }
+
+    fn has_patterns(&self) -> bool {
+        self.pattern_count.load(Ordering::Relaxed) != 0
     }
 
     /// Returns the override for `key`, an encoded key of `rule`, with its target.
@@ -208,28 +236,34 @@ impl RuleOverrides {
         &self,
         target: &OverrideTarget,
         new: Override,
-        generation: u32,
+        generation: Generation,
     ) -> Result<Option<Override>, OverrideError> {
         let stored = StoredOverride {
             compiled: lock(&self.compiled).get(new.replacement),
             until: new.until.unwrap_or(Timestamp::MAX),
             reason: new.reason,
-            generation,
-            // A key has at most 16 values.
-            values: u8::try_from(target.values().count()).unwrap_or(u8::MAX),
         };
         let replaced = match target {
             OverrideTarget::Key(values) => {
                 let bytes = encode(values.iter().map(|value| &**value));
-                let shards = self.keys.get_or_init(|| {
-                    let empty = || RwLock::new(HashMap::with_hasher(RandomState::default()));
-                    (0..SHARDS).map(|_| empty()).collect()
-                });
-                let hash = self.hasher.hash_one(&*bytes);
+                let shards = self
+                    .keys
+                    .get_or_init(|| (0..SHARDS).map(|_| Shard::default()).collect());
+                let hash = self.hash(&bytes);
+                let new = KeyOverride::new(&bytes, values.len(), stored, generation);
                 let _added = self.filter.add(hash);
-                write(&shards[shard_index(hash)]).insert(bytes, stored)
+                let mut shard = write(&shards[shard_index(hash)]);
+                match shard.find(hash, &bytes) {
+                    Some(slot) => Some(shard.replace(slot, new).stored),
+                    None => {
+                        shard.insert(hash, new, |known| self.hash(known.key.bytes()));
+                        None
+                    }
+                }
             }
-            OverrideTarget::Pattern(texts) => self.change_patterns(|all| all.set(texts, stored))?,
+            OverrideTarget::Pattern(texts) => {
+                self.change_patterns(|all| all.set(texts, stored, generation))?
+            }
         };
         if replaced.is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -249,7 +283,12 @@ impl RuleOverrides {
         let removed = match target {
             OverrideTarget::Key(values) => {
                 let bytes = encode(values.iter().map(|value| &**value));
-                write(self.shard(&bytes)?).remove(&*bytes)?
+                let hash = self.hash(&bytes);
+                let mut shard = write(self.shard(hash)?);
+                let slot = shard.find(hash, &bytes)?;
+                let removed = shard.remove(slot)?;
+                shard.shrink_if_empty(|known| self.hash(known.key.bytes()));
+                removed.stored
             }
             OverrideTarget::Pattern(texts) => self.change_patterns(|all| all.remove(texts))?,
         };
@@ -258,13 +297,14 @@ impl RuleOverrides {
     }
 
     /// Removes the overrides for which `keep` returns false, and returns their number.
-    pub(super) fn retain(&self, keep: &impl Fn(&StoredOverride) -> bool) -> usize {
+    pub(super) fn retain(&self, keep: &impl Fn(&StoredOverride, Generation) -> bool) -> usize {
         let mut removed = self.change_patterns(|all| all.retain(keep));
         for shard in self.keys.get().into_iter().flatten() {
             let mut shard = write(shard);
             let before = shard.len();
-            shard.retain(|_, stored| keep(stored));
+            shard.retain(|known| keep(&known.stored, known.generation));
             removed += before - shard.len();
+            shard.shrink_if_empty(|known| self.hash(known.key.bytes()));
         }
         self.count.fetch_sub(removed, Ordering::Relaxed);
         removed
@@ -287,10 +327,10 @@ impl RuleOverrides {
             first: std::collections::BTreeMap::new(),
         };
         for shard in self.keys.get().into_iter().flatten() {
-            for (bytes, stored) in read(shard).iter() {
-                if let Some(values) = rule.decode_values(bytes) {
+            for known in read(shard).iter() {
+                if let Some(values) = rule.decode_values(known.key.bytes()) {
                     let values = values.into_iter().map(Box::from).collect();
-                    page.offer(OverrideTarget::Key(values), stored, &select);
+                    page.offer(OverrideTarget::Key(values), &known.stored, &select);
                 }
             }
         }
@@ -305,21 +345,29 @@ impl RuleOverrides {
     /// Visits all overrides.
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {
-        let is_inactive = |stored: &StoredOverride| {
-            usize::from(stored.values) != rule.key().len() || stored.compiled.limits(rule).is_none()
+        let is_inactive = |values: usize, stored: &StoredOverride| {
+            values != rule.key().len() || stored.compiled.limits(rule).is_none()
         };
         let shards = self.keys.get().into_iter().flatten();
-        let of_keys = shards.map(|shard| read(shard).values().filter(|it| is_inactive(it)).count());
+        let of_keys = shards.map(|shard| {
+            let shard = read(shard);
+            let inactive = shard
+                .iter()
+                .filter(|known| is_inactive(usize::from(known.values), &known.stored));
+            inactive.count()
+        });
         let patterns = read(&self.patterns);
-        let of_patterns = patterns.iter().filter(|(_, stored)| is_inactive(stored));
+        let of_patterns = patterns
+            .iter()
+            .filter(|(texts, stored)| is_inactive(texts.len(), stored));
         of_keys.sum::<usize>() + of_patterns.count()
     }
 
     /// Calls `visit` with the hash of each key that has an override.
     pub(super) fn for_each_hash(&self, visit: &mut dyn FnMut(u64)) {
         for shard in self.keys.get().into_iter().flatten() {
-            for bytes in read(shard).keys() {
-                visit(self.hasher.hash_one(&**bytes));
+            for known in read(shard).iter() {
+                visit(self.hash(known.key.bytes()));
             }
         }
     }
@@ -331,18 +379,23 @@ impl RuleOverrides {
         result
     }
 
-    fn shard(&self, bytes: &[u8]) -> Option<&Shard> {
+    #[inline]
+    fn hash(&self, bytes: &[u8]) -> u64 {
+        hash_with(&self.hasher, bytes)
+    }
+
+    #[inline]
+    fn shard(&self, hash: u64) -> Option<&Shard> {
         let shards = self.keys.get()?;
-        Some(&shards[shard_index(self.hasher.hash_one(bytes))])
+        Some(&shards[shard_index(hash)])
     }
 }
 
 /// Returns the index of the shard for the hash of a key.
 fn shard_index(hash: u64) -> usize {
-    // Skip the lowest 25 bits. The lowest and the highest bits of the hash select the position in
-    // the shard's table and in the filter. The remainder is less than the number of shards, so it
-    // fits in a `usize`.
-    ((hash >> 25) % SHARDS as u64) as usize
+    // Use the highest 6 bits, because lower bits select the slot in the shard's table. The remainder
+    // is less than the number of shards, so it fits in a `usize`.
+    ((hash >> 58) % SHARDS as u64) as usize
 }
 
 /// A page of a listing, sorted by target.

@@ -12,13 +12,10 @@ pub(super) struct StoredOverride {
     /// When the override expires; [`Timestamp::MAX`] if it lasts until it is removed.
     pub(super) until: Timestamp,
     pub(super) reason: Box<str>,
-    /// The number of times that a replacement of all overrides had been begun when this override
-    /// was set.
-    pub(super) generation: u32,
-    /// The number of values in the target. If the rule's key now has a different number of entries,
-    /// the override has no effect.
-    pub(super) values: u8,
 }
+
+/// The number of times that a replacement of all overrides had been begun when an override was set.
+pub(super) type Generation = u32;
 
 impl StoredOverride {
     pub(super) fn is_unexpired(&self, now: Timestamp) -> bool {

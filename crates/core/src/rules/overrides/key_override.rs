@@ -1,0 +1,53 @@
+//! An override for a single key, as an entry of the table of these overrides.
+
+use super::stored::{Generation, StoredOverride};
+use crate::hash_table::{Distance, Key, TableEntry};
+
+/// An override for a single key. It fits in a cache line, so a lookup waits for one line only.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct KeyOverride {
+    /// The bytes of the key after its scope.
+    pub(super) key: Key,
+    pub(super) stored: StoredOverride,
+    pub(super) generation: Generation,
+    distance: Distance,
+    /// The number of values in the target. If the rule's key now has a different number of entries,
+    /// the override has no effect.
+    pub(super) values: u8,
+}
+
+const _: () = assert!(size_of::<Option<KeyOverride>>() == 64);
+
+impl KeyOverride {
+    pub(super) fn new(
+        key: &[u8],
+        values: usize,
+        stored: StoredOverride,
+        generation: Generation,
+    ) -> Self {
+        Self {
+            key: Key::new(key),
+            stored,
+            generation,
+            distance: Distance::default(),
+            // A key has at most 16 values.
+            values: u8::try_from(values).unwrap_or(u8::MAX),
+        }
+    }
+}
+
+impl TableEntry for KeyOverride {
+    #[inline]
+    fn is_of(&self, key: &[u8]) -> bool {
+        self.key.is(key)
+    }
+
+    fn distance(&self) -> Distance {
+        self.distance
+    }
+
+    fn set_distance(&mut self, distance: Distance) {
+        self.distance = distance;
+    }
+}
