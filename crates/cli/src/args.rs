@@ -155,9 +155,9 @@ const RESET_HELP: &str = key_help!(
 
 const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
 
-/// The arguments of [`KeyOrEntries`] that name a key. An option that is only for entries needs both
-/// `requires = "entries"` and a conflict with the key arguments: clap does not require an argument
-/// that conflicts with a present argument.
+/// The arguments of [`KeyOrEntries`] that name a key. An option that is only for `--entry` needs
+/// `requires = "entries"`, and must also conflict with these arguments. If `name` is present, clap
+/// skips the `requires`, because `entries` conflicts with `name`.
 const KEY_ARGUMENTS: [&str; 2] = ["name", "values"];
 
 /// A rate limiter that decides whether each request is allowed now and, if not, exactly when to

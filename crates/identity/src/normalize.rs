@@ -1,4 +1,4 @@
-//! Normalizes entries sent by a service. The result has the same form as entries extracted from a
+//! Normalises entries sent by a service. The result has the same form as entries extracted from a
 //! proxy's request.
 //!
 //! Rules expect a single notation of each path and each address. Forward auth and the tower layer

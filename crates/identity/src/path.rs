@@ -1,4 +1,4 @@
-//! Normalization of paths.
+//! Normalisation of paths.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use crate::AmbiguousRequest;
 /// Decodes percent-encoded letters, digits, `-`, `.`, `_` and `~`. Writes all other escapes with
 /// upper-case digits.
 ///
-/// Without normalization, `/%6Cogin` and `//login` would bypass a rule for `/login`, because many
+/// Without normalisation, `/%6Cogin` and `//login` would bypass a rule for `/login`, because many
 /// servers treat these paths as the same path. For example, nginx merges slashes by default. Paths
 /// that servers distinguish stay different, such as `/Login`, `/login;x` and `/a%2Fb`.
 ///
@@ -140,7 +140,7 @@ mod tests {
         fn normal_form_is_stable(path in "(/|\\.|%|2|e|E|F|a|\u{e9}){0,24}") {
             let Ok(once) = normalize_path(&path) else { return Ok(()) };
             // Decoding can produce a new escape (`%%32e`), so only a path without escapes must stay
-            // unchanged when it is normalized again.
+            // unchanged when it is normalised again.
             if !once.contains('%') {
                 proptest::prop_assert_eq!(&normalize_path(&once).unwrap(), &once);
             }

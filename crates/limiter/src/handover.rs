@@ -10,23 +10,23 @@ use tidegate_core::{SnapshotError, Span, Timestamp};
 
 use crate::ServerLimiter;
 
-/// A part of the memory store, in the format of a snapshot.
+/// The tag of a record that contains a part of the memory store, in the format of a snapshot.
 const STORE_PART: u8 = 1;
 
-/// An override, as one JSON document.
+/// The tag of a record that contains one override, as a JSON document.
 const OVERRIDE: u8 = 2;
 
-/// The random key of reservation tokens.
+/// The tag of the record that contains the random key for signing reservation tokens.
 const TOKEN_KEY: u8 = 3;
 
-/// A reservation, with the receipt of its charges.
+/// The tag of a record that contains one reservation and the receipt of its charges.
 const RESERVATION: u8 = 4;
 
-/// The time of the clock of the other process, in microseconds (8 bytes, little-endian). The time
-/// is the first record.
+/// The tag of the record that contains the time of the sending process's clock, in microseconds (8
+/// bytes, little-endian). This record is sent first.
 const TIME: u8 = 5;
 
-/// The canonical path of the override file.
+/// The tag of the record that contains the canonical path of the override file.
 const OVERRIDE_FILE: u8 = 6;
 
 /// The maximum difference between the clocks of two processes that is not corrected. The difference

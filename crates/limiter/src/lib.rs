@@ -525,8 +525,9 @@ impl ServerLimiter {
         Ok(decided)
     }
 
-    /// Counts a decision on `charges` for the lists of top talkers. `outcomes` are the outcomes of
-    /// the charges' limits, or empty.
+    /// Counts a decision on `charges` for the lists of top talkers. `outcomes` contains one outcome
+    /// for each limit, in the order of `charges`. Charges whose limits were not evaluated have no
+    /// outcomes and come last.
     #[inline]
     fn record_keys(
         &self,

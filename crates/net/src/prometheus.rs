@@ -340,7 +340,10 @@ impl Page<'_> {
                     buckets,
                     exemplars,
                 } = sample;
-                debug_assert!(N == 0 || exemplars.is_empty(), "labels are not looked up");
+                debug_assert!(
+                    N == 0 || exemplars.is_empty(),
+                    "exemplars are only supported for histograms without labels"
+                );
                 if is_open_metrics {
                     let mut all = page_exemplars
                         .lock()

@@ -30,9 +30,9 @@ pub(crate) struct Conversion {
     /// also clamped.
     pub(crate) converted: Vec<u8>,
     /// The instant until which the converted state is kept if nothing is charged. `None` if the
-    /// state exceeds the charge's limits, because the excess would be lost in the conversion. A
-    /// state with an excess is not replaced until the excess has drained, not even to count a
-    /// denied request.
+    /// state exceeds the charge's limits. The stored state is then kept until the excess has
+    /// drained, even if a denied request has to be counted, because a conversion would lose the
+    /// excess.
     pub(crate) keep_until: Option<Timestamp>,
     /// The drain times of the state, if the state exceeds a limit.
     pub(crate) drain_times: DrainTimes,

@@ -298,8 +298,8 @@ impl Input<'_> {
             let (at, before) = (self.u56()?, sum);
             sum = self.number(3)?;
             let mut cost = sum.wrapping_sub(before) & SUMS;
-            // `single_key_log.lua` merges entries, so the cost of an entry can exceed the maximum
-            // cost of one stamp.
+            // `single_key_log.lua` merges entries, so one entry can cost more than `MOST`. Split
+            // such an entry into several stamps.
             while cost > MOST {
                 stamps.push((at, MOST));
                 cost -= MOST;

@@ -113,12 +113,13 @@ pub(crate) fn servers_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#servers"].concat()
 }
 
-/// Returns the Redis key of the set that contains the servers with published top-talker slices.
+/// Returns the Redis key of the set of the servers that have published time slices of their
+/// top-talker lists.
 pub(crate) fn publishers_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#top"].concat()
 }
 
-/// Returns the Redis key of one server's top-talker slices.
+/// Returns the Redis key of the time slices of one server's top-talker lists.
 pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
     [prefix, b"#top:", server.as_bytes()].concat()
 }

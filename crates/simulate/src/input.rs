@@ -468,7 +468,9 @@ mod tests {
             let failed = loop {
                 match reader.next_line(&mut line) {
                     Err(error) => break error,
-                    Ok(Line::End) => panic!("the end is missing"),
+                    Ok(Line::End) => {
+                        panic!("a truncated file was read to its end without an error")
+                    }
                     Ok(_) => {}
                 }
             };

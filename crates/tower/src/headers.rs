@@ -55,10 +55,10 @@ const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// The unit of a concurrency limit. The default unit is one request.
+/// The quota unit (`qu`) of a concurrency limit. Without `qu`, the unit is `requests`.
 const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
 
-/// The unit of a limit on bytes.
+/// The quota unit (`qu`) of a limit on bytes.
 const CONTENT_BYTES: &[u8] = b";qu=\"content-bytes\"";
 
 /// The name of a limit that was sent with the request and does not belong to a rule. The name

@@ -18,7 +18,7 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The location of the configuration files for Envoy's rate limit service.
+/// The configuration files for Envoy's rate limit service: their path, format and merging.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFiles {
     /// The path of a file, or of a folder that is read recursively. Names that start with a dot are

@@ -534,7 +534,7 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
         return None;
     }
     let normal = normalize_path(text).map(|normal| normal.into_owned());
-    let form = "paths begin with a slash and are normalized";
+    let form = "paths begin with a slash and are normalised";
     Some(match normal {
         Ok(normal) => (form, normal),
         Err(_) => (

@@ -21,17 +21,17 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
         (
             "when: {path: login}",
             "when.path",
-            "paths begin with a slash and are normalized; write /login",
+            "paths begin with a slash and are normalised; write /login",
         ),
         (
             "when: {path: [{route: /a}, //b]}",
             "when.path[1]",
-            "paths begin with a slash and are normalized; write /b",
+            "paths begin with a slash and are normalised; write /b",
         ),
         (
             "when: {path: /%6Cogin/**}",
             "when.path",
-            "paths begin with a slash and are normalized; write /login/**",
+            "paths begin with a slash and are normalised; write /login/**",
         ),
         (
             "when: {path: /a/../b}",
@@ -61,7 +61,7 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
         (
             "elastic: {extra: 10%, when: {path: {is: b}}}",
             "elastic.when.path.is",
-            "paths begin with a slash and are normalized; write /b",
+            "paths begin with a slash and are normalised; write /b",
         ),
     ] {
         let expected =
@@ -411,7 +411,7 @@ fn a_url_in_place_of_a_path_or_a_host_has_one_warning() {
         (
             "key: [ip], when: {path: /%6Cogin}",
             format!(
-                "when.path (line 2): {at_proxy} paths begin with a slash and are normalized; write /login"
+                "when.path (line 2): {at_proxy} paths begin with a slash and are normalised; write /login"
             ),
         ),
         (

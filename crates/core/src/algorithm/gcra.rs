@@ -20,9 +20,9 @@
 //!   delays later requests by `n * T`. In a queue that never becomes empty, a request of cost `n`
 //!   and the next request start `n * T` apart, except that each start time is rounded up to a whole
 //!   microsecond. A request of cost `n` waits for at most `tau - n * T`.
-//! - **Exact arithmetic.** One unit lasts `p / l` microseconds, in lowest terms. The TAT consists
-//!   of whole microseconds and a fraction with the denominator `l`. Nothing is rounded, so with a
-//!   rate of 7 per second, exactly 7 units are refilled each second.
+//! - **Exact arithmetic.** The emission interval `T` is `p / l` microseconds, a reduced fraction.
+//!   The TAT consists of whole microseconds and a fraction with the denominator `l`. Nothing is
+//!   rounded, so with a rate of 7 per second, exactly 7 units are refilled each second.
 //! - **Memory.** The state takes 16 bytes. A key expires when its TAT has passed.
 //! - **Weakness.** In a window of length `W`, up to `B + floor(W * L / P)` units can be admitted,
 //!   which is `2 * L` if `B = L` and `W = P`. If `2 * L` is too much, choose a smaller `B` or a
@@ -67,9 +67,12 @@ impl CounterState for ExactMicros {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra {
-    /// One unit lasts `p / l` microseconds, in lowest terms.
+    /// The numerator of the emission interval `T`, which is the reduced fraction `p / l`, in
+    /// microseconds.
     p: u64,
+    /// The denominator of the emission interval.
     l: u64,
+    /// The emission interval `T`: the time that refills one unit.
     unit: ExactMicros,
     /// The capacity as a duration: the maximum difference between the TAT and the current time.
     tau: ExactMicros,
@@ -125,7 +128,8 @@ impl Gcra {
         Ok(Self::of_units(p, l, capacity, queue))
     }
 
-    /// Creates a GCRA limit in which one unit lasts `p / l` microseconds, in lowest terms.
+    /// Creates a GCRA limit whose emission interval `T` is `p / l` microseconds, a reduced
+    /// fraction.
     fn of_units(p: u64, l: u64, capacity: u64, queue: bool) -> Self {
         let mut gcra = Self {
             p,

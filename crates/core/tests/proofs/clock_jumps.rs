@@ -166,8 +166,9 @@ proptest! {
             return Ok(());
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
-        // Make the store detect the jump now. Without this call, the first charge could be so late
-        // that the store treats the remaining difference as normal lag.
+        // Make the store detect the jump now. Without this call, `now` could come within 10 s of
+        // the jumped clock before the first charge, and the store would ignore a difference of at
+        // most 10 s.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);

@@ -47,7 +47,8 @@ impl LiveTables {
     }
 }
 
-/// A change that is stored in Redis or in the file.
+/// A stored change: an override or a block by entries is set or removed. The change is stored in
+/// Redis or in the override file, as a JSON document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StoredDocument {
     Override(OverrideDocument),

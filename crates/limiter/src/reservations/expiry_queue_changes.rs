@@ -101,8 +101,8 @@ mod tests {
     enum Step {
         Add(u8),
         End(u8),
-        /// Writes a batch of at most this many changes of each kind. A reservation ends between the
-        /// start and the end of the call.
+        /// Writes a batch of at most `most` changes of each kind to Redis. While the call is in
+        /// progress, the reservation `ended_meanwhile` ends. `result` is the result of the call.
         Write {
             most: usize,
             ended_meanwhile: u8,

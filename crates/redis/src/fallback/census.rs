@@ -257,7 +257,8 @@ mod tests {
         assert_eq!(count.record(1, at(115)), 1);
     }
 
-    /// The other servers may not have written their ids again yet.
+    /// If Redis has lost its data, the other servers may not have rewritten their ids yet, so a
+    /// count of one is not trusted at first.
     #[test]
     fn a_server_that_starts_alone_has_the_default_share_at_first() {
         let (start, mut count, latest) = (

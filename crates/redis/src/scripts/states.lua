@@ -57,7 +57,8 @@ local function states_in(value)
   return first, states
 end
 
--- Returns whether the members of `program` use the same algorithms as `states`.
+-- Returns whether the limits in the parsed `program` (its `members`) have the same algorithms as
+-- `states`, in the same order.
 local function are_of(program, states)
   for number = 1, #states do
     local member = program.members[number]

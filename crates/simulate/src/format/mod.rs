@@ -154,7 +154,8 @@ struct NearestFormat<'s> {
 }
 
 impl NearestFormat<'_> {
-    /// Records a format that does not match.
+    /// Records the format `name`, which does not match the line, if it matches a longer part of the
+    /// line than the format recorded before.
     fn note(&mut self, name: &str, error: LineError) {
         // A line that starts with a brace is treated as JSON, even if another format matches a
         // longer part of the line.

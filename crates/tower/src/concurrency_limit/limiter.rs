@@ -102,15 +102,16 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// Returns true if a request with this share would be admitted now. Unlike
-    /// [`Self::try_acquire`], this method never counts a request as shed.
+    /// Returns true if fewer requests are in flight than `share` of the limit allows, so that a
+    /// request would be admitted now. Unlike [`Self::try_acquire`], this method never counts a
+    /// request as shed.
     #[must_use]
     pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
     }
 
-    /// Admits a request with this share if a slot is free. If no slot is free, counts the request
-    /// as shed and returns `None`.
+    /// Admits a request if fewer requests are in flight than `share` of the limit allows.
+    /// Otherwise, counts the request as shed and returns `None`.
     #[must_use]
     pub fn try_acquire(self: &Arc<Self>, share: SlotShare) -> Option<ConcurrencyPermit> {
         let most = self.most(share);

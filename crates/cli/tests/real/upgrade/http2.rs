@@ -92,15 +92,15 @@ impl<S: Read + Write> Http2Client<S> {
         received
     }
 
-    /// Waits until the server has announced that it closes the connection.
+    /// Reads until the server has sent a `GOAWAY` frame.
     pub(super) fn wait_for_goaway(&mut self) {
         if !self.has_received_goaway {
             self.read_until(|frame| frame.kind == GOAWAY);
         }
     }
 
-    /// Waits until the server closes the connection, without an error. Returns whether the server
-    /// has announced the end.
+    /// Reads until the server closes the connection. Panics on an I/O error. Returns whether the
+    /// server has sent a `GOAWAY` frame.
     pub(super) fn read_until_closed(mut self) -> bool {
         while self.read().is_some() {}
         self.has_received_goaway

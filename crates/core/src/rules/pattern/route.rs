@@ -13,7 +13,7 @@ use crate::rules::RuleError;
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::rules) struct Route {
     written: Box<str>,
-    /// The exact value or glob for the [normalized form](form) of a value.
+    /// The exact value or glob for the [normalised form](form) of a value.
     inner: Box<Pattern>,
 }
 
@@ -39,7 +39,7 @@ impl Route {
         &self.written
     }
 
-    /// Returns the pattern for the [normalized form](form) of a value.
+    /// Returns the pattern for the [normalised form](form) of a value.
     pub(in crate::rules) fn inner(&self) -> &Pattern {
         &self.inner
     }
@@ -53,8 +53,8 @@ impl Route {
     }
 }
 
-/// Returns the normalized form of a path for comparing routes: lower case, without path parameters,
-/// trailing slashes and trailing encoded white space. The normalized form of the root path is `/`.
+/// Returns the normalised form of a path for comparing routes: lower case, without path parameters,
+/// trailing slashes and trailing encoded white space. The normalised form of the root path is `/`.
 pub(in crate::rules) fn form(path: &str) -> Cow<'_, str> {
     if is_form(path) {
         return Cow::Borrowed(path);
@@ -78,7 +78,7 @@ pub(in crate::rules) fn form(path: &str) -> Cow<'_, str> {
     Cow::Owned(form)
 }
 
-/// Returns true if `path` is already normalized, which is the common case.
+/// Returns true if `path` is already normalised, which is the common case.
 fn is_form(path: &str) -> bool {
     let is_small = |byte: u8| !byte.is_ascii_uppercase() && byte != b';';
     trimmed(path) == path.len() && !path.contains("//") && path.bytes().all(is_small)

@@ -29,7 +29,7 @@ pub(in crate::rules) enum Criterion<'a> {
     Suffix(&'a [u8]),
     /// The value contains this string.
     Part(&'a [u8]),
-    /// The value's normalized form as a [route] meets this criterion.
+    /// The value, normalised with [`route::form`], meets this criterion.
     Route(Box<Self>),
     /// The entry is present.
     Presence,
@@ -48,7 +48,7 @@ pub(in crate::rules) struct Postings {
     nets: HashMap<IpNet, Vec<usize>>,
     v4_lengths: Vec<u8>,
     v6_lengths: Vec<u8>,
-    /// The items filed under the value's normalized form as a route.
+    /// The items filed under criteria for the value normalised with [`route::form`].
     routes: Option<Box<Self>>,
     /// The automaton that finds all literals in one pass over a value.
     automaton: Option<Automaton>,
