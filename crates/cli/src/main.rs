@@ -32,6 +32,7 @@ use crate::args::{Args, Command};
 /// The exit code for a negative result. The exit codes have the same meaning as those of `grep`: 0
 /// is success, 1 is a negative result, and 2 is an error.
 const NO: u8 = 1;
+/// The exit code for an error.
 const TROUBLE: u8 = 2;
 
 /// The allocator used in release packages, which are linked with musl.

@@ -5,6 +5,7 @@ use tidegate_core::{Span, Timestamp};
 
 /// The number of slots per window. The sum covers the last nine to ten slots.
 const SLOT_COUNT: usize = 10;
+/// [`SLOT_COUNT`] as a `u64`.
 const SLOTS: u64 = SLOT_COUNT as u64;
 
 /// Two numbers that are counted together: requests and events.

@@ -7,9 +7,9 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The range of `max_bytes`. The minimum is enough for two 8 KiB segments in each of the 16 thread
-/// groups.
+/// The minimum of `max_bytes`. It is enough for two 8 KiB segments in each of the 16 thread groups.
 const MIN_BYTES: usize = 256 << 10;
+/// The maximum of `max_bytes`.
 const MAX_BYTES: usize = 1 << 30;
 
 /// The settings for keeping recent denials in memory and logging denials.

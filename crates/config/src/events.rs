@@ -11,12 +11,14 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The range of `near_limit` in percent.
+/// The minimum of `near_limit`, in percent.
 const MIN_NEAR: u32 = 50;
+/// The maximum of `near_limit`, in percent.
 const MAX_NEAR: u32 = 99;
 
-/// The range of `max_bytes` of a file.
+/// The minimum of a file's `max_bytes`.
 const MIN_BYTES: usize = 1 << 20;
+/// The maximum of a file's `max_bytes`.
 const MAX_BYTES: usize = 1 << 40;
 
 /// The maximum of `max_per_second`.

@@ -16,9 +16,9 @@ const MAX_TOKEN_BYTES: usize = 4_096;
 /// The maximum of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
 
-/// The maximum number of a listener's `hosts`, and the maximum length of each host in bytes (RFC
-/// 1035, section 2.3.4).
+/// The maximum number of a listener's `hosts`.
 const MAX_HOSTS: usize = 100;
+/// The maximum length of a host, in bytes (RFC 1035, section 2.3.4).
 const MAX_HOST_BYTES: usize = 253;
 
 /// The code of the warning about a listener without authentication.

@@ -6,8 +6,9 @@ use super::{
     KeyPrivacy, conditions::entry_name, limits::percent, report::Report, store::size, value::Fields,
 };
 
-/// The range of `max_bytes`.
+/// The minimum of `max_bytes`.
 const MIN_BYTES: usize = 1 << 20;
+/// The maximum of `max_bytes`.
 const MAX_BYTES: usize = 1 << 40;
 
 /// Where and how requests are recorded.

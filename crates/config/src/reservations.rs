@@ -9,11 +9,12 @@ use super::{
     value::{Fields, Shape},
 };
 
-/// The maximum of `max`.
+/// The maximum of `max`, the number of outstanding reservations.
 const MAX_OUTSTANDING: u64 = 10_000_000;
 
-/// The range of `max_ttl`.
+/// The minimum of `max_ttl`.
 const MIN_TTL: Span = Span::from_secs(1);
+/// The maximum of `max_ttl`.
 const MAX_TTL: Span = Span::from_secs(24 * 3_600);
 
 /// The minimum length of a secret in bytes.

@@ -8,12 +8,14 @@ use super::{
     value::{Fields, Shape},
 };
 
-/// The range of `keys`.
+/// The minimum of `keys`.
 const MIN_KEYS: usize = 10;
+/// The maximum of `keys`.
 const MAX_KEYS: usize = 100_000;
 
-/// The range of `max_bytes`.
+/// The minimum of `max_bytes`.
 const MIN_BYTES: usize = 4 << 20;
+/// The maximum of `max_bytes`.
 const MAX_BYTES: usize = 16 << 30;
 
 /// Reads the maximum number of keys in the top talkers, and the maximum memory that they use.

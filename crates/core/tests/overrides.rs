@@ -451,9 +451,9 @@ enum Step {
     },
 }
 
-/// Keys, and patterns that each match some of the keys. The patterns are sorted by length, longest
-/// first.
+/// The keys of the test.
 const KEYS: [&str; 6] = ["a", "ab", "abc", "abd", "b", "bc"];
+/// Patterns that each match some of the keys, longest pattern first.
 const PATTERNS: [&str; 5] = ["ab*d", "ab*", "a*", "*b*", "*"];
 
 fn step() -> impl Strategy<Value = Step> {

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tidegate_net::prometheus::{Metric, Page};
 use tidegate_redis::{StoreError, random_server_id};
 
-/// The publication state of a list that this server publishes.
+/// The state of publishing a list (such as recent denials) to Redis, where the other servers read
+/// it.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     /// The ID of this server. Each start of the server creates a new ID.

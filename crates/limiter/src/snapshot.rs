@@ -27,9 +27,10 @@ use tidegate_core::{CLOCK_JUMP, MemoryStore, Span, Timestamp};
 
 use crate::date::date;
 
+/// The first bytes of a snapshot file without reservations.
 const MAGIC: &[u8; 16] = b"tidegate-store-2";
 
-/// The magic of a file with reservations.
+/// The first bytes of a snapshot file with reservations.
 const MAGIC_WITH_RESERVATIONS: &[u8; 16] = b"tidegate-store-3";
 
 /// The result of restoring the snapshot at startup.

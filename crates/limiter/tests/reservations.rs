@@ -11,8 +11,9 @@ use tidegate_limiter::{ServerLimiter, reservations::Reservations};
 
 const START: u64 = 1_700_000_000_000_000;
 
-/// The limit in units and the window in microseconds, which all tested algorithms use.
+/// The limit of all tested algorithms, in units.
 const LIMIT: u64 = 20;
+/// The window of all tested algorithms, in microseconds.
 const WINDOW: u64 = 60_000_000;
 
 #[derive(Clone, Debug)]

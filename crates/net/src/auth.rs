@@ -26,9 +26,9 @@ use crate::{
     registry::network,
 };
 
-/// An address may send `BURST` invalid secrets at once, and then more invalid secrets at the rate
-/// `RATE`.
+/// The number of invalid secrets that an address may send at once.
 const BURST: u64 = 10;
+/// The rate at which an address may send further invalid secrets.
 const RATE: Rate = Rate {
     count: 1,
     period: Span::from_secs(1),

@@ -17,8 +17,9 @@ use std::{
     time::Duration,
 };
 
-/// The maximum number of queued lines, and the maximum size of all queued lines in bytes.
+/// The maximum number of queued lines.
 const MAX_QUEUED_LINES: usize = 16_384;
+/// The maximum total size of all queued lines, in bytes.
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 
 /// The number of dropped lines after which a failed rotation is retried.

@@ -338,8 +338,8 @@ pub(crate) enum CheckReply {
         now: Timestamp,
         values: Vec<Vec<u8>>,
     },
-    /// The server's time is outside the calendar windows in the call's program; nothing was
-    /// decided.
+    /// The server's time is outside the calendar windows in the call's program (the encoded
+    /// limits); nothing was decided.
     OutsideCalendar { now: Timestamp },
     /// The slot of the keys is migrating and some keys are already on another node; nothing was
     /// decided.

@@ -23,9 +23,9 @@ use crate::{
 /// The header of a value without a block or a ledger: the algorithms and their parameters.
 pub(crate) type Head = Vec<u8>;
 
-/// Number of calendar windows in a program. The first window contains the latest known instant. The
-/// program also contains later windows, because the first window may have ended by the server's
-/// clock.
+/// Number of calendar windows in a program (the limits of a charge, encoded for the scripts). The
+/// first window contains the latest known instant. The program also contains later windows, because
+/// the first window may have ended by the server's clock.
 const CALENDAR_WINDOWS: usize = 3;
 
 /// Returns the header of values stored under the limits of `charge`.
@@ -99,8 +99,8 @@ fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     (number < 1 << bits).then_some(number << 4 | power)
 }
 
-/// Returns the program of `charge` for the scripts; `program.lua` documents the format. `around` is
-/// the latest known instant of the server's clock.
+/// Returns the program of `charge`: its limits, encoded for the scripts. `program.lua` documents
+/// the format. `around` is the latest known instant of the server's clock.
 pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
     let (head, mut program) = (head(charge), Vec::with_capacity(128));
     put(&mut program, charge.limits.is_shadow().into(), 1);
@@ -119,8 +119,9 @@ pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
         .any(|member| member.denials != DenialCounting::NotCounted)
 }
 
-/// Encodes `states`, one per member of `charge`, as the value of a key without a block or a ledger.
-/// The leads are computed for a value written at `now`.
+/// Encodes `states` as the value of a key without a block or a ledger. There is one state for each
+/// member of `charge`, which is a group of limits that share a state. The leads are computed for a
+/// value written at `now`.
 pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp) -> Vec<u8> {
     let mut value = head(charge);
     for (member, state) in remote_eval::numbers(charge.limits, charge.cost).zip(states) {

@@ -26,8 +26,10 @@ use tidegate_core::{Timestamp, remote_eval::CLOCK_JUMP};
 /// The unit of a lead is 2^19 microseconds, about half a second.
 const UNIT_BITS: u32 = 19;
 
-/// A mantissa is between 8 and 15; its highest bit is not stored.
+/// The number of stored bits of a mantissa. A mantissa is between 8 and 15. Its highest bit is
+/// always set, and is not stored.
 const MANTISSA_BITS: u32 = 3;
+/// The smallest mantissa.
 const LEAST_MANTISSA: u64 = 1 << MANTISSA_BITS;
 
 /// Returns the lead for `ahead` microseconds: the upper five bits are an exponent, and the lower

@@ -47,17 +47,19 @@ pub(crate) const BLOCKED: u8 = 0x80;
 /// Flag in the first byte of a value with a ledger.
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
-/// In a header byte, the lowest `KERNEL_BITS` bits hold the algorithm ID, and the next `FORM_BITS`
-/// bits hold the encoding form of the parameters. All eight codes of `KERNEL_BITS` are in use:
-/// seven algorithms ([`kernel`]) and [`SEVERAL`]. Therefore an eighth algorithm needs a new value
-/// format.
+/// The number of bits for the algorithm ID, which are the lowest bits of a header byte. All eight
+/// codes are in use: seven algorithms ([`kernel`]) and [`SEVERAL`]. Therefore an eighth algorithm
+/// needs a new value format.
 pub(crate) const KERNEL_BITS: u32 = 3;
+/// The number of bits for the encoding form of the parameters, which are the next bits of a header
+/// byte.
 pub(crate) const FORM_BITS: u32 = 2;
 
 /// The possible periods of a rate that is encoded as a count per period, in microseconds. The
 /// encoding uses the first period in which the count is an integer of at most [`RATE_COUNT_BITS`]
 /// bits.
 pub(crate) const RATE_PERIODS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
+/// The number of bits for the count of a rate.
 pub(crate) const RATE_COUNT_BITS: u32 = 14;
 
 /// Flag in the first byte of a refund ledger: the ledger was created when the states were clamped.

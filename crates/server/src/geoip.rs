@@ -62,7 +62,7 @@ struct File {
     loads: [AtomicU64; 2],
 }
 
-/// A file's modification stamps, taken at the last load and at the last check.
+/// The modification stamps (time, length and inode) of a database file.
 #[derive(Debug)]
 struct SeenStamps {
     /// The stamp at the last load.

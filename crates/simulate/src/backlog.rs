@@ -30,7 +30,8 @@ pub(crate) struct TriedRate {
     pub(crate) rate: Rate,
     /// The rate as a multiple of the rate in the file, in units of 1 / [`DENOMINATOR`].
     pub(crate) multiple: u64,
-    /// One token is refilled in `p / l` microseconds, as a reduced fraction.
+    /// The numerator of the time that refills one token, which is the reduced fraction `p / l`, in
+    /// microseconds.
     p: u64,
     l: u64,
 }

@@ -82,8 +82,9 @@ pub(crate) struct KeyCounts {
     pub(crate) last_denied: Timestamp,
     /// The busiest window for each window length.
     pub(crate) windows: Vec<BusiestWindow>,
-    /// The time of the last request, and the backlog after it at each tried rate.
+    /// The time of the last request.
     pub(crate) last_asked: Timestamp,
+    /// The backlog after the last request, at each tried rate.
     pub(crate) backlogs: Vec<Backlog>,
 }
 
@@ -101,8 +102,9 @@ pub(crate) struct RuleCounts {
     /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if
     /// they had arrived later, by at most the precision.
     pub(crate) denied_within: [u64; PRECISIONS.len()],
-    /// The number of requests that a queue delays, and the longest delay.
+    /// The number of requests that a queue delays.
     pub(crate) delayed: u64,
+    /// The longest delay of a request in a queue.
     pub(crate) longest_delay: Span,
     /// The number of requests that each limit denies.
     pub(crate) denied_by: Vec<u64>,
@@ -136,8 +138,9 @@ pub(crate) struct Replay<'p> {
     pub(crate) timeline: Timeline,
     /// The number of requests that were denied because the store was full.
     pub(crate) full: u64,
-    /// The number of requests that the proxy would reject with status 400, and the first reasons.
+    /// The number of requests that the proxy would reject with status 400.
     pub(crate) refused: u64,
+    /// The reasons for the first of these rejections.
     pub(crate) refusals: Vec<String>,
     /// Whether limits are suggested.
     pub(crate) is_suggesting: bool,

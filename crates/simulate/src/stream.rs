@@ -27,8 +27,9 @@ use crate::{
 /// Lines are sorted by time within this window.
 pub const SORT_WINDOW: Span = Span::from_secs(60);
 
-/// The maximum number of lines, and their maximum total size in bytes, that are parsed together.
+/// The maximum number of lines that are parsed together.
 const BATCH_LINES: usize = 1_024;
+/// The maximum total size, in bytes, of the lines that are parsed together.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// The maximum number of held-back lines per log.

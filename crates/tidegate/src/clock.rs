@@ -105,6 +105,7 @@ impl Counter {
         /// Two reads that are at most this far apart count as simultaneous. Reading a clock takes
         /// less time, unless the thread is preempted or the machine is suspended.
         const TOGETHER_MICROS: u64 = 100;
+        /// The number of attempts to read both clocks at the same time.
         const TRIES: usize = 4;
         let mut both = (0, 0);
         for _ in 0..TRIES {

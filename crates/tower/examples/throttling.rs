@@ -38,9 +38,9 @@ use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 type App = BoxCloneSyncService<Request<()>, StatusCode, Infallible>;
 
-/// The number of requests that the service handles concurrently, and the processing time of a
-/// request.
+/// The number of requests that the service handles concurrently.
 const WORKERS: usize = 10;
+/// The processing time of a request.
 const TAKES: Duration = Duration::from_millis(10);
 
 /// The offered load. Each element is a number of requests per second and a duration in seconds.

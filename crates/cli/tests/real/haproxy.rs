@@ -15,8 +15,9 @@ use crate::support::{
 /// The maximum number of start attempts, if another process takes a port first.
 const STARTS: u32 = 5;
 
-/// The maximum number of attempts to connect to HAProxy, with a pause after each.
+/// The maximum number of attempts to connect to HAProxy.
 const CONNECTS: u32 = 1_000;
+/// The pause after each attempt.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A HAProxy with the example's configuration, and the Tidegate server that it calls.

@@ -15,9 +15,9 @@ use crate::support::{Ask, Process, Scratch, Server, count_admitted, free_port, r
 /// The maximum number of start attempts, if another process takes Traefik's port first.
 const STARTS: u32 = 5;
 
-/// The maximum number of requests that the test sends until Traefik forwards a request. The test
-/// pauses after each request.
+/// The maximum number of requests that the test sends until Traefik forwards a request.
 const REQUESTS: u32 = 1_000;
+/// The pause after each request.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A Traefik with the example's configuration, and the Tidegate server that it calls.

@@ -13,8 +13,9 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The range of the timeouts and intervals.
+/// The minimum of all timeouts and intervals.
 const SHORTEST: Span = Span::from_millis(1);
+/// The maximum of all timeouts and intervals.
 const LONGEST: Span = Span::from_secs(3_600);
 
 /// The default of `max_message`, in bytes.

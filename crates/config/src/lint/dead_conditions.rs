@@ -24,7 +24,7 @@ use crate::{
     source_span::{Scalar, SourceSpan},
 };
 
-/// The codes of the warnings, by which users can search for them.
+/// The code of the warning about an entry that no request has. Users can search for the code.
 const NO_ENTRY: &str = "no-entry";
 
 /// The entries with fixed names that the proxy derives from every request.

@@ -7,8 +7,11 @@ use tidegate_net::input::shown;
 
 use crate::conditions::Comparison;
 
-/// The codes of the warnings, by which users can search for them.
+/// The code of the warning about an expression that must match the whole value. Users can search
+/// for the code.
 const WHOLE_VALUE: &str = "whole-value";
+/// The code of the warning about a path pattern such as `/login*`, which matches `/loginadmin` but
+/// not `/login/reset`.
 const OPEN_END: &str = "open-end";
 /// The lint for conditions that no request can meet also has this code.
 pub(super) const NO_MATCH: &str = "no-match";

@@ -8,9 +8,12 @@ use tidegate_core::RuleSet;
 
 use crate::{Proxy, Url, proxy::RawUpstream, report::Report};
 
-/// The codes of the warnings, by which users can search for them.
+/// The code of the warning about an upstream that no request can reach. Users can search for the
+/// code.
 const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
+/// The code of the warning about a rule with a `headroom.*` entry that no upstream provides.
 const UNKNOWN_HEADROOM: &str = "unknown-headroom";
+/// The code of the warning about an upstream whose address is that of the proxy itself.
 const OWN_ADDRESS: &str = "own-address";
 
 /// Warns about the upstreams in `proxy`, which were read from `raw`, and about rules in `rules`

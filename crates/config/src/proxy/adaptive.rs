@@ -39,8 +39,9 @@ const FIELDS: &[&str] = &[
     "headroom",
 ];
 
-/// The fields that are specific to one algorithm.
+/// The fields of the gradient algorithm only.
 const GRADIENT: &[&str] = &["tolerance", "queue", "smoothing"];
+/// The fields of the AIMD algorithm only.
 const AIMD: &[&str] = &["backoff", "too_slow"];
 
 /// The adaptive concurrency limit of an upstream, and the priority classes that share the limit.

@@ -77,7 +77,8 @@ pub enum Numbers<'l> {
 /// differ, a state of one limit must be converted before the other limit uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
-    /// GCRA, in which one unit lasts `numerator / denominator` microseconds, as a reduced fraction.
+    /// GCRA, in which one unit drains in `numerator / denominator` microseconds, a reduced
+    /// fraction.
     Gcra {
         /// At least 1.
         numerator: u64,

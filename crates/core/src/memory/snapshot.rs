@@ -30,7 +30,9 @@ impl std::fmt::Display for SnapshotError {
 
 impl std::error::Error for SnapshotError {}
 
+/// The tag of a record that contains a key and its state.
 const KEY: u8 = 1;
+/// The tag of a record that contains a manual block.
 const BLOCK: u8 = 2;
 /// The tag of a time record: when the following records were written. Each part of a snapshot
 /// starts with a time record.

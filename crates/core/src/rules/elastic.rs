@@ -9,10 +9,11 @@ use crate::{
 /// The condition under which an elastic rule may exceed its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Headroom {
-    /// Conditions on request entries that are set by a trusted component.
+    /// The rule may exceed its limits if these conditions on the request's entries hold. A trusted
+    /// component must set the entries.
     When(When),
-    /// A large enough unused percentage of another rule's limits. The other rule must apply to the
-    /// same request.
+    /// The rule may exceed its limits if a large enough percentage of another rule's limits is
+    /// unused. The other rule must apply to the same request.
     Unused(UnusedShare),
 }
 

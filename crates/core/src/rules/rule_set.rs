@@ -68,8 +68,8 @@ enum ChosenLimits {
     Other(Arc<Limits>),
 }
 
-/// A charge whose key is stored as a range of the key buffer, because the buffer can still be
-/// reallocated.
+/// A charge that the request must make. The charge's key is stored as a range of the key buffer,
+/// because the buffer can still be reallocated.
 #[derive(Debug)]
 struct DueCharge {
     rule: usize,
@@ -339,7 +339,7 @@ impl RuleSet {
         let blocks = self.entry_blocks.look_up();
         let end = blocks.end(request, now);
         for (due, charge) in due.iter().zip(&mut *charges) {
-            // The index of a due charge is the index of its rule.
+            // `due.rule` is the index of a rule of this rule set.
             let rule = self.rules[due.rule].name();
             charge.blocked = end.max(blocks.end_of_rule(rule, request, now));
         }

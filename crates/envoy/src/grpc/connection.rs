@@ -23,8 +23,9 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// The maximum number of bytes that a connection buffers for sending.
 const MAX_SEND_BYTES: usize = 64 << 10;
 
-/// The sizes of the HTTP/2 flow-control windows in bytes: per call (stream) and per connection.
+/// The size of the HTTP/2 flow-control window of a call (stream), in bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
+/// The size of the HTTP/2 flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
 /// The HTTP/2 and TLS settings of the gRPC listener.

@@ -36,9 +36,9 @@ const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 /// the assignment for the next window arrives long before the interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The bounds on a bucket ID: the maximum number of its entries, and the maximum total size of the
-/// entries in bytes.
+/// The maximum number of entries in a bucket ID.
 const MAX_ID_ENTRIES: usize = 32;
+/// The maximum total size of the entries in a bucket ID, in bytes.
 const MAX_ID_BYTES: usize = 4 << 10;
 
 /// The maximum length of a domain name, in bytes.

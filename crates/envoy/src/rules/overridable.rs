@@ -10,10 +10,11 @@ use tidegate_limiter::BuildCache;
 
 use super::limits::RuleLimits;
 
-/// The maximum number of different limits of overrides that are kept ready for one rule.
+/// The maximum number of different override limits that are cached for one rule.
 const CACHED_LIMITS: usize = 64;
 
-/// A rule of descriptors in the form for which overrides are set, with its overrides.
+/// A rule of Envoy's rate limit service, described as a core rule, with its overrides. Operators
+/// set overrides with the name and the key of the core rule.
 #[derive(Debug)]
 pub(crate) struct Overridable {
     rule: Arc<CoreRule>,
@@ -48,7 +49,7 @@ impl Overridable {
         }
     }
 
-    /// Returns the rule under whose name and key overrides are set.
+    /// Returns the core rule with whose name and key operators set overrides.
     pub(super) fn rule(&self) -> &Arc<CoreRule> {
         &self.rule
     }

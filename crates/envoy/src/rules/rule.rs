@@ -24,8 +24,8 @@ pub(crate) struct Rule {
     pub(crate) detail: Detail,
     /// The cached counters of the rule, if its metrics do not contain values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
-    /// The form of the rule for which overrides are set, built when it is first needed; `None` if
-    /// no overrides can be set for the rule.
+    /// The core rule with whose name and key operators set overrides of this rule, built when it is
+    /// first needed; `None` if no overrides can be set for the rule.
     pub(crate) overridable: OnceLock<Option<Box<Overridable>>>,
 }
 

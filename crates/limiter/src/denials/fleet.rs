@@ -34,9 +34,9 @@ const MAX_PUBLISHED_BYTES: usize = 1_536;
 /// The length of a server ID, in bytes.
 const ID_BYTES: usize = 32;
 
-/// The first byte of a published denial. The byte tells whether the values in the denial are
-/// hashed.
+/// The first byte of a published denial whose values are not hashed.
 const PLAIN: u8 = 0;
+/// The first byte of a published denial whose values are hashed.
 const HASHED: u8 = 1;
 
 /// The denials that the other servers have published.

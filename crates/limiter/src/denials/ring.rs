@@ -32,8 +32,9 @@ pub(super) struct Ring {
     /// Each denied request adds the configured log percentage to this sum. When the sum reaches
     /// 100, the request is logged and 100 is subtracted.
     unlogged_percent: u32,
-    /// The current second, and the number of denied requests in it.
+    /// The current second.
     second: u64,
+    /// The number of denied requests in the current second.
     in_second: u32,
 }
 

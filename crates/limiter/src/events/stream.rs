@@ -24,9 +24,9 @@ pub const MAX_SUBSCRIBERS: usize = 32;
 /// event. No event has the default ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventId {
-    /// The start in milliseconds since 1970.
+    /// When the process that sent the event started, in milliseconds since 1970.
     start_ms: u64,
-    /// The first event has the number 1.
+    /// The number of the event, counted from 1 since the process started.
     number: u64,
 }
 

@@ -31,9 +31,9 @@ const WARM_UP: u32 = 30;
 /// The time constant of the moving average, in intervals.
 const MEMORY: u32 = 360;
 
-/// The number of consecutive high intervals that begin a surge, and of consecutive low intervals
-/// that end it.
+/// The number of consecutive high intervals that begin a surge.
 const BEGIN_AFTER: u32 = 2;
+/// The number of consecutive low intervals that end a surge.
 const END_AFTER: u32 = 3;
 
 /// The usual count is stored in units of 1/256, so that slow traffic is not rounded to zero.

@@ -252,10 +252,10 @@ pub struct Metrics {
     collectors: Collectors,
 }
 
-/// Adds the metrics of a component to a page.
+/// A function that adds the metrics of a component to a page.
 type Collect = Box<dyn Fn(&mut Page<'_>) + Send + Sync>;
 
-/// The collectors of other components.
+/// The functions that add the metrics of components that do not belong to this crate.
 #[derive(Default)]
 struct Collectors(Mutex<Vec<Collect>>);
 

@@ -19,8 +19,8 @@ impl LiveTables {
         self.overrides.len() + self.entry_blocks.len()
     }
 
-    /// Begins to replace all overrides and blocks. What is not set again stays active until
-    /// [`Self::end_replacement`] removes it.
+    /// Begins to replace all overrides and blocks. Overrides and blocks that are not set again stay
+    /// active until [`Self::end_replacement`] removes them.
     pub(super) fn begin_replacement(&self) {
         self.overrides.begin_replacement();
         self.entry_blocks.begin_replacement();

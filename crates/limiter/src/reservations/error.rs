@@ -40,7 +40,7 @@ pub enum ReservationError {
 pub enum NotOutstanding {
     /// The reservation is not known to this server, or has other counters than the request.
     Unknown,
-    /// It has expired.
+    /// The reservation has expired.
     Expired,
     /// The reservation was already settled.
     Settled,

@@ -47,12 +47,13 @@ const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 /// The interval between two searches for expired reservations of other servers.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The time after its expiry from which any server may end a reservation. Before any server may end
-/// a reservation, the server that made the reservation ends it.
+/// How long after the expiry of a reservation only the server that made it may end it. After that,
+/// any server may end it.
 const GRACE: Span = Span::from_secs(5);
 
-/// If any server could have ended a reservation for longer than `MAX_OVERDUE`, the reservation is
-/// not refunded, unless its guard still exists.
+/// The maximum time for which any server could have ended a reservation that is still refunded. A
+/// reservation that is found later stays charged, unless its guard shows that it was renewed or
+/// settled.
 const MAX_OVERDUE: Span = Span::from_micros(MAX_LATENESS.as_micros() - GRACE.as_micros());
 
 const _: () = assert!(
@@ -67,7 +68,7 @@ const MAX_ENTRIES: usize = 64;
 /// The maximum number of bytes in one call, unless a single reservation is larger.
 const MAX_BYTES: usize = 32 * 1_024;
 
-/// The maximum number of claims in one search.
+/// The maximum number of claim calls in one search for expired reservations.
 const MAX_CLAIMS: usize = 64;
 
 /// The maximum time to write the last changes when the server stops.
@@ -257,10 +258,9 @@ impl ServerLimiter {
         let store = redis_store.store();
         let mut skipped = Vec::new();
         self.end_claimed_reservations(store, &mut skipped).await;
-        // Until the claims of this server expire, no other server can end the reservations. After
-        // that, this server could claim the same reservations again before another server does.
-        // This server releases the claims last, because it would otherwise claim the same
-        // reservations again at once.
+        // No other server can end the skipped reservations while this server has claimed them, so
+        // release the claims. Release them only after the last claim, because this server would
+        // otherwise claim the same reservations again.
         if let Err(error) = store.release_claims(&skipped).await {
             tracing::debug!("failed to release reservations of other servers: {error}");
         }
@@ -298,7 +298,8 @@ impl ServerLimiter {
                 return;
             }
             if has_failed {
-                // Further claims would only keep the reservations from other servers.
+                // Redis does not answer. Further claims would only prevent other servers from
+                // ending the reservations.
                 return;
             }
             // The calls above may complete without suspending this task.
@@ -332,8 +333,8 @@ impl ServerLimiter {
                     OrphanResult::Renewed(entry_of(&contents, now))
                 }
                 Ok(Some(_)) => OrphanResult::Ended(id),
-                // The guard may have expired, so this server does not know whether the reservation
-                // was settled.
+                // There is no guard: the reservation was neither renewed nor settled, or its guard
+                // has expired. So this server does not know whether the reservation was settled.
                 Ok(None) => self.lose_orphan(id),
                 Err(error) => orphan_failed(&error),
             };

@@ -70,7 +70,8 @@ pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
     settled: SettledIds,
-    /// The reservations in Redis that are not in the expiry queue yet, or still in it.
+    /// The changes that have not been written to the expiry queue yet, and the reservations that
+    /// the queue may contain.
     pub(super) expiry_queue: ExpiryQueueChanges,
     /// Whether another process has taken over the reservations. After the takeover, this process
     /// must not end these reservations.

@@ -30,12 +30,12 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-/// Tokens of version 1 had no kind. Tokens of version 1 are no longer valid.
+/// The version of the token format. Tokens of version 1, which had no kind, are no longer valid.
 const VERSION: u8 = 2;
 
-/// The flags of a charge: whether its limits were raised (elastic rule), and whether its key had a
-/// plan.
+/// The flag of a charge whose limits were raised (elastic rule).
 const IS_STRETCHED: u8 = 1;
+/// The flag of a charge whose limits came from a plan.
 const HAS_PLAN: u8 = 2;
 
 /// The length of the HMAC at the end of a token, in bytes.

@@ -35,12 +35,14 @@ const MAX_STREAMS: u32 = 128;
 /// requests for the `idle` timeout.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
-/// The sizes of the flow-control windows in bytes, per stream and per connection.
+/// The size of the flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 256 << 10;
+/// The size of the flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
-/// The interval between pings to the client, and the timeout for the reply.
+/// The interval between pings to the client.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// The timeout for the client's reply to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum time without any bytes from the client. Even an idle client sends ping replies.

@@ -45,17 +45,18 @@ use crate::{
     write_stall::{WatchedBody, with_write_timeout},
 };
 
-/// The sizes of the flow-control windows in bytes, per stream and per connection. The connection
-/// window exceeds [`MAX_STREAMS`] stream windows, so that unread responses never block other
-/// responses.
+/// The size of the flow-control window of a stream, in bytes. The connection window exceeds
+/// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses.
 ///
 /// As a result, slow clients can cause up to 25 MiB of buffered response data per connection, which
 /// is 25 GiB for 1,024 connections to an upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
+/// The size of the flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
-/// The interval between pings to the upstream, and the timeout for the reply.
+/// The interval between pings to the upstream.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// The timeout for the upstream's reply to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A handle to a shared HTTP/2 connection.

@@ -59,8 +59,8 @@ async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // Ignore a check that failed because the proxy's machine is out of resources, because
-            // the endpoint is not at fault.
+            // If the proxy's machine is out of resources, the endpoint is not at fault, so ignore
+            // the failed check.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
                 tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: this host has no free file descriptor, port or memory");
                 let interval = check.interval;

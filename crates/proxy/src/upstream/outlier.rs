@@ -151,8 +151,8 @@ impl EndpointHealth {
         is_ejected
     }
 
-    /// Clears the ejection if `endpoint_settings` no longer configure outlier detection, and the
-    /// failed health checks if they no longer configure active health checks.
+    /// Ends the ejection if `endpoint_settings` does not configure outlier detection. Marks the
+    /// endpoint as up if `endpoint_settings` does not configure active health checks.
     pub(crate) fn clear_unconfigured(&self, endpoint_settings: &EndpointSettings) {
         let ejected = endpoint_settings.eject.map_or(0, |_| EJECTED);
         let down = endpoint_settings.health.as_ref().map_or(0, |_| DOWN);

@@ -87,7 +87,9 @@ pub(super) async fn run(
 /// The result of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchOutcome {
+    /// All requests of the batch have received a reply.
     Answered,
+    /// The replies did not arrive within the timeout.
     TimedOut,
     /// The connection is broken, or its replies do not match the requests.
     ConnectionLost,

@@ -16,7 +16,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 use crate::{RedisStore, StoreError};
 
-/// Interval between two calls.
+/// Interval between two calls that compare the local copies with the blocks in Redis.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Interval between attempts while Redis does not reply.

@@ -161,14 +161,17 @@ struct SteadyCount {
     start: StartPhase,
 }
 
-/// The phase after startup. In the startup phase, counts may be too low, because Redis may have
-/// lost its data.
+/// The progress of the startup period, in which counts may be too low because Redis may have lost
+/// its data.
 #[derive(Clone, Copy, Debug, Default)]
 enum StartPhase {
     #[default]
+    /// The servers have not been counted since the start or since the last failure.
     Uncounted,
-    /// The servers have been counted without a failure since this instant.
+    /// The startup period is in progress: the servers have been counted without a failure since
+    /// this instant.
     Counting(Instant),
+    /// The startup period is over.
     Over,
 }
 

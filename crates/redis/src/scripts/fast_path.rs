@@ -18,10 +18,10 @@ struct FastKernel {
     kernel: u8,
     /// How many bytes the algorithm ID and the parameters take in a value's header.
     head_bytes: usize,
-    /// The names of a member's parameters, and their `struct` format.
+    /// The names of a member's parameters.
     numbers: &'static str,
     numbers_format: &'static str,
-    /// The names of the numbers in the state, their format, and their length in bytes.
+    /// The names of the numbers in the state.
     state: &'static str,
     state_format: &'static str,
     state_bytes: usize,

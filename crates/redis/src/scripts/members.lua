@@ -1,5 +1,5 @@
--- open_numbers[kernel](program, at) returns the named parameters of a member, and the position
--- after them.
+-- open_numbers[kernel](program, at) returns the named parameters of the member at the position `at`
+-- of `program`, and the position after them. `program.lua` describes programs and members.
 local open_numbers = {}
 
 open_numbers[GCRA] = function(program, at)

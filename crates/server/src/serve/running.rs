@@ -31,13 +31,14 @@ use crate::{
 /// The shortest interval between reports to the watchdog of the service manager.
 const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The time for HTTP/2 requests to the proxy that a client had sent before it received a GOAWAY.
+/// How long a handover waits for HTTP/2 requests to the proxy that a client sent before it received
+/// the GOAWAY.
 const GOAWAY_GRACE: Duration = Duration::from_millis(300);
 
-/// The interval between two checks whether the requests are finished.
+/// The interval at which a handover checks whether the requests are finished.
 const HANDOVER_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The open connections that matter for the time of a handover. A handover does not wait for
+/// The open connections that determine how long a handover waits. A handover does not wait for
 /// proxied requests that have been decided.
 #[derive(Debug, Default)]
 struct OpenConnections {

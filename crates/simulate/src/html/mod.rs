@@ -37,11 +37,15 @@ svg { width: 100%; height: auto; } .chart { overflow-x: auto; } svg text { fill:
 }
 ";
 
-/// The size of a chart and the margins for its labels, in pixels.
+/// The width of a chart, in pixels.
 pub(crate) const WIDTH: u64 = 900;
+/// The height of a chart, in pixels.
 pub(crate) const HEIGHT: u64 = 220;
+/// The left margin of a chart, for the labels of the vertical axis, in pixels.
 pub(crate) const LEFT: u64 = 70;
+/// The top margin of a chart, in pixels.
 pub(crate) const TOP: u64 = 34;
+/// The bottom margin of a chart, for the labels of the horizontal axis, in pixels.
 pub(crate) const BOTTOM: u64 = 40;
 
 /// Returns the report as an HTML document.

@@ -17,9 +17,11 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
-/// Status codes of `google.rpc.Code`.
+/// The gRPC status code (`google.rpc.Code`) of a malformed request.
 const INVALID_ARGUMENT: u8 = 3;
+/// The gRPC status code of a request over a limit.
 const RESOURCE_EXHAUSTED: u8 = 8;
+/// The gRPC status code of a request that the store or the service cannot handle now.
 const UNAVAILABLE: u8 = 14;
 
 /// The ASCII characters that are percent-encoded in a `grpc-message`. Non-ASCII bytes are always

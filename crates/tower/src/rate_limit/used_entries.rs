@@ -9,8 +9,9 @@ use tidegate_identity::{AmbiguousRequest, RequestEntries};
 /// A list with inline capacity for the usual number of entries that rules use.
 pub(super) type Few<T> = SmallVec<[T; 4]>;
 
-/// Returns the entries of `request` that `rules` use. Extra entries of `rules` are included only if
-/// they are valid and there is room for them.
+/// Returns the entries of `request` that `rules` use. Also returns the extra entries of `rules`,
+/// which only other rules use (such as candidate rules). An extra entry is left out if it is
+/// invalid or there is no room for it.
 pub(super) fn used_entries<'n, 'r>(
     request: &'r RequestEntries<'_>,
     rules: &'n RuleSet,

@@ -12,9 +12,9 @@ use crate::{
     limit::bounds,
 };
 
-/// The [`Terms`] of all current and former limits of a rule, by fingerprint. All limits of a rule
-/// share one history: its current limits, its former limits, the limits of its plans and overrides,
-/// and one node's shares of these limits.
+/// The [`Terms`] (the units of measure of the states) of all current and former limits of a rule,
+/// by fingerprint. All limits of a rule share one history: its current limits, its former limits,
+/// the limits of its plans and overrides, and one node's shares of these limits.
 ///
 /// The history is read only if a state has to be converted. A full history drops its oldest terms.
 /// If the terms of a state have been dropped, the store converts the state as if its limits were

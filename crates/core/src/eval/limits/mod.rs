@@ -39,7 +39,7 @@ pub struct Limits {
     shadow: bool,
     /// Whether all clients share one count, as in a rule without a key.
     service_wide: bool,
-    /// The unit that is announced to clients.
+    /// The quota unit that the `RateLimit-Policy` header shows to clients.
     unit: QuotaUnit,
     limits: Vec<Limit>,
     groups: Vec<LimitGroup>,

@@ -26,9 +26,10 @@ use crate::{
 /// large enough to drop expired entries faster than a stream of new keys adds entries.
 const REAP_ON_INSERT: usize = 6;
 
-/// After this number of decisions, a shard scans [`REAP_TOGETHER`] adjacent slots for expired
-/// entries, so that the shard drops expired entries even without insertions.
+/// After this number of decisions, a shard scans some slots for expired entries, so that the shard
+/// drops expired entries even without insertions.
 const REAP_EVERY: u32 = 64;
+/// The number of adjacent slots that a shard scans after [`REAP_EVERY`] decisions.
 const REAP_TOGETHER: usize = 6;
 
 /// The data protected by a shard's lock. Fields that every decision writes come first, next to the

@@ -26,7 +26,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The kind of a value in a form.
+/// The kind of a blocked value: a text, or a network with a prefix length of an IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -44,21 +44,21 @@ impl Kind {
     }
 }
 
-/// The blocks whose values have the same kinds.
+/// The blocks of a [`Group`] whose values have the same kinds.
 #[derive(Debug)]
 struct Form {
     kinds: Box<[Kind]>,
     blocks: HashMap<Box<[u8]>, StoredBlock, RandomState>,
 }
 
-/// The blocks with the same entry names.
+/// The blocks on entries with the same names.
 #[derive(Debug)]
 struct Group {
     names: Box<[Box<str>]>,
     forms: Vec<Form>,
 }
 
-/// The blocks of one scope.
+/// The blocks of all rules, or of one rule.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     groups: Vec<Group>,
@@ -67,7 +67,8 @@ pub(super) struct Table {
 /// The value of an entry of a request.
 struct RequestValue<'r> {
     text: &'r str,
-    /// The network; a single address has the longest prefix.
+    /// The value as a network; `None` if it is not an address. A single address has the longest
+    /// prefix length.
     net: Option<IpNet>,
 }
 

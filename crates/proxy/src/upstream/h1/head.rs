@@ -44,7 +44,7 @@ struct CachedHeaderLine {
     /// The line as received, without its CR LF.
     bytes: Bytes,
     name: HeaderName,
-    /// A slice of `octets`.
+    /// The header's value, which shares the memory of `bytes`.
     value: HeaderValue,
 }
 
@@ -59,7 +59,7 @@ impl HeaderLineCache {
     ) -> Result<(HeaderName, HeaderValue), InvalidResponse> {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
         let value = header.value.as_ptr().addr() - head.as_ptr().addr();
-        // `octets` contains the line from the first byte of the name to the last byte of the value.
+        // `bytes` contains the line from the first byte of the name to the last byte of the value.
         let bytes = &head[start..value + header.value.len()];
         if let Some(Some(line)) = self.0.get(at)
             && line.bytes == bytes

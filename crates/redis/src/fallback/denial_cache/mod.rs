@@ -33,9 +33,9 @@ const SLOTS: usize = 1 << 14;
 /// keys are rarely affected.
 const COUNTERS: usize = 1 << 16;
 
-/// The denial of a request is cached only if the total size of the request's keys in bytes, and its
-/// number of limits, are within these bounds.
+/// The maximum total size, in bytes, of the keys of a request whose denial is cached.
 const MAX_KEY_BYTES: usize = 512;
+/// The maximum number of limits of a request whose denial is cached.
 const MAX_LIMITS: usize = 16;
 
 #[derive(Debug)]

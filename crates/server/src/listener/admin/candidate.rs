@@ -19,8 +19,9 @@ use tidegate_net::{
 use super::{audit::Auditor, on_other_thread, query::Query};
 use crate::reload::{PromoteError, Reloader};
 
-/// The maximum and the default of `n`, the number of keys in each list.
+/// The maximum of `n`, the number of keys in each list.
 const MAX_KEYS: usize = 1_000;
+/// The default of `n`.
 const DEFAULT_KEYS: usize = 20;
 
 /// The note that the response contains for an omitted rule.

@@ -24,8 +24,9 @@ use super::{
     query::Query,
 };
 
-/// The maximum and the default of `n`, the number of rows.
+/// The maximum of `n`, the number of rows.
 const MAX_ROWS: usize = 1_000;
+/// The default of `n`.
 const DEFAULT_ROWS: usize = 100;
 
 /// The filter in the request, which determines which denials are listed.

@@ -30,8 +30,9 @@ use super::{
     query::{Query, invalid_position},
 };
 
-/// The maximum and the default of `n`, the number of blocks on a page.
+/// The maximum of `n`, the number of blocks on a page.
 const MAX_ON_PAGE: usize = 1_000;
+/// The default of `n`.
 const DEFAULT_ON_PAGE: usize = 100;
 
 /// The prefix length of a single IPv6 address.

@@ -24,7 +24,7 @@ use super::{
     store_problem,
 };
 
-/// The maximum and the default of `n`, the number of listed rules that do not apply.
+/// The maximum of `n`, the number of listed rules that do not apply.
 const MAX_OTHERS: usize = 1_000;
 
 pub(super) async fn explain(

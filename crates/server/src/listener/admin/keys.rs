@@ -26,8 +26,9 @@ use super::{
     store_problem,
 };
 
-/// The maximum and the default of `n`, the number of keys on a page.
+/// The maximum of `n`, the number of keys on a page.
 const MAX_KEYS: usize = 1_000;
+/// The default of `n`.
 const DEFAULT_KEYS: usize = 100;
 
 /// The number of keys whose state is read concurrently.

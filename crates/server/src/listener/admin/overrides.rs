@@ -29,8 +29,9 @@ use super::{
     query::{Query, invalid_position},
 };
 
-/// The maximum and the default of `n`, the number of overrides on a page.
+/// The maximum of `n`, the number of overrides on a page.
 const MAX_ON_PAGE: usize = 1_000;
+/// The default of `n`.
 const DEFAULT_ON_PAGE: usize = 100;
 
 /// The parsed body of a request to set an override.

@@ -102,10 +102,9 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
             return Some(decision);
         }
         let Some(queue) = queue else {
-            // If the peek was admitted, the next attempt charges the request. If the peek was not
-            // admitted, other limits or a block denied the request. If the peek was not admitted,
-            // the next attempt is the last one, so that the limits that count denied requests count
-            // this request.
+            // If the peek was admitted, the next attempt charges the request. If the peek was
+            // denied, other limits or a block deny the request. The next attempt is then the last
+            // one, and charges the request, so that limits with `count_denied` count it.
             self.is_last = !is_admitted;
             self.has_peeked = true;
             return None;
