@@ -460,10 +460,10 @@ pub struct OperatorToken {
 /// The permissions of an admin listener token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenScope {
-    /// Reading.
+    /// The token permits only reading.
     #[default]
     Read,
-    /// Reading and every change.
+    /// The token permits reading and every change.
     Operate,
 }
 

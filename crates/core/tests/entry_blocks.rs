@@ -296,11 +296,11 @@ fn the_numbers_of_blocks_and_of_forms_are_bounded() {
         set("2001:db8::/32", forever()),
         Err(EntryBlockError::TooManyForms)
     );
-    // A block of an existing form, and a block of a rule, have room.
+    // A block whose prefix length is in use, and a block of a rule, are still accepted.
     set("2001:db9::/33", lasting(1)).unwrap();
     let of_rule = target(Some("each"), &[("ip", "2001:db8::/32")]);
     blocks.set(&of_rule, lasting(1), START).unwrap();
-    // Ended blocks make room.
+    // Ended blocks are removed if a new block needs their place.
     let later = START.after(Span::from_secs(1));
     let wide = target(None, &[("ip", "2001:db8::/32")]);
     blocks.set(&wide, forever(), later).unwrap();

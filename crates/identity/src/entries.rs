@@ -303,8 +303,8 @@ mod tests {
         }
     }
 
-    /// HTTP/2 libraries do not trim white space. If the value kept its white space, the rule would
-    /// use a different key.
+    /// HTTP/2 libraries do not trim white space. If a value kept its white space, the rule would
+    /// count it as a different client.
     #[test]
     fn white_space_around_a_value_is_trimmed() {
         for value in ["a", " a", "a\t", "\t a "] {

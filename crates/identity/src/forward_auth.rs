@@ -230,9 +230,8 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 
     /// Returns the value of the header `known`, which is the source of the entry `name`. Fails if
-    /// the service might receive a different value. The service might receive a different value
-    /// because a proxy may remove headers that `Connection` names, or because the service may treat
-    /// `_` in a header name as `-`.
+    /// the service might receive a different value. There are two reasons: a proxy may remove
+    /// headers that `Connection` names, and the service may treat `_` in a header name as `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));

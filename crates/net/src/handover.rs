@@ -20,7 +20,7 @@ use super::{
 /// The part of a connection that concerns its handover to another process.
 #[derive(Clone, Debug, Default)]
 pub struct Handover {
-    /// `None` if there is no listener, so that the connection cannot be handed over.
+    /// The listener that accepted the connection. `None` if the connection cannot be handed over.
     pub(super) listener: Option<ListenerPart>,
     /// The state with which another process has handed over this connection. The state is `None`
     /// for a new connection.
@@ -37,7 +37,7 @@ pub(super) struct ListenerPart {
     pub(super) address: SocketAddr,
     pub(super) movable: Arc<ConnectionCount>,
     pub(super) handshaking: Arc<ConnectionCount>,
-    /// The relays of the server.
+    /// The number of TLS connections whose bytes this server relays to another process.
     pub(super) relays: Arc<ConnectionCount>,
     /// The maximum time during which the client of a relayed connection reads nothing.
     pub(super) write_timeout: Duration,

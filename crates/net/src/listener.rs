@@ -270,7 +270,8 @@ where
 struct NewConnection {
     stream: std::net::TcpStream,
     peer: SocketAddr,
-    /// See [`Handover`].
+    /// The state with which another process has handed over the connection; `None` for a new
+    /// connection.
     resumed: Option<Vec<u8>>,
     relayed: Option<RelayedClient>,
 }

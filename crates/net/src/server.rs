@@ -299,7 +299,8 @@ mod tests {
 
     use super::*;
 
-    /// A task that was running when the handover began may have seen that the server still serves.
+    /// A task that was running when the handover began may have seen that the server still serves,
+    /// so the handover waits until every running task has yielded.
     #[tokio::test]
     async fn a_handover_waits_for_the_running_task_of_every_worker() {
         let server = Server::start(2).unwrap();

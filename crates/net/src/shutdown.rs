@@ -31,7 +31,7 @@ pub struct Shutdown(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     announced: Event,
-    /// The number of changes of the stage, shifted by 8 bits, and the current stage.
+    /// The current stage in the lowest 8 bits, and the number of stage changes in the higher bits.
     stage: AtomicU64,
     changed: Notify,
     /// Where connections go that are handed over.

@@ -24,7 +24,8 @@ use crate::{
     source_span::{Scalar, SourceSpan},
 };
 
-/// The code of the warning about an entry that no request has. Users can search for the code.
+/// The code of the warning about an entry that no listener derives from requests. Users can search
+/// for the code.
 const NO_ENTRY: &str = "no-entry";
 
 /// The entries with fixed names that the proxy derives from every request.

@@ -80,15 +80,15 @@ pub enum Terms {
     /// GCRA, in which one unit drains in `numerator / denominator` microseconds, a reduced
     /// fraction.
     Gcra {
-        /// At least 1.
+        /// The numerator of the fraction, at least 1.
         numerator: u64,
-        /// At least 1.
+        /// The denominator of the fraction, at least 1.
         denominator: u64,
     },
     /// A token bucket to which all tokens of an interval are added at once, at the end of the
     /// interval.
     Interval {
-        /// The number of tokens added after each interval, at least 1.
+        /// The number of tokens that are added after each interval, at least 1.
         refill: u64,
         /// The length of an interval in microseconds, at least 1.
         every: u64,

@@ -13,9 +13,9 @@ const MAX_DEMAND: u64 = 1 << 40;
 ///
 /// The fraction 1/[`FLOOR`] of the total is divided evenly among all streams and vacant places. The
 /// rest is divided in proportion to the demands. If every demand is zero, the rest is divided
-/// evenly among the streams. Each share is rounded down, and the streams and places that lost most
-/// by rounding get one of the remaining requests each. If two losses are equal, the first stream or
-/// place gets the remaining request.
+/// evenly among the streams. Each share is rounded down, and the streams and vacant places that
+/// lost most by rounding get one of the remaining requests each. If two losses are equal, the first
+/// stream or vacant place gets the remaining request.
 ///
 /// If there is at least one stream or vacant place, the shares add up to exactly `total`. A stream
 /// with a higher demand never gets a smaller share than a stream with a lower demand, except that

@@ -34,7 +34,7 @@ pub(crate) struct Counts {
     pub(crate) ignored: Count,
 }
 
-/// The state of the client.
+/// The state of the xDS client.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     /// Whether a stream is open.
@@ -53,7 +53,7 @@ pub(crate) struct State {
     pub(crate) problem: Option<String>,
 }
 
-/// The state and the counts.
+/// The state and the counts of the xDS client.
 #[derive(Debug, Default)]
 pub(crate) struct Status {
     pub(crate) counts: Counts,

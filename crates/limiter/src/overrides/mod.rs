@@ -194,8 +194,8 @@ impl ServerLimiter {
         Ok(self.live.len())
     }
 
-    /// Works like [`Self::persist_overrides_in`], but uses the file only after the state of another
-    /// process has been taken over, because that process writes to the file until then.
+    /// Works like [`Self::persist_overrides_in`], but uses the file only after this process has
+    /// taken over the state of another process. Until then, the other process writes to the file.
     pub fn persist_overrides_later_in(&mut self, path: PathBuf) {
         self.override_keeper.has_file = true;
         self.override_keeper.changes().file = ChangeFile::Later(path);

@@ -11,8 +11,8 @@
 //!
 //! The reserved units are charged when the reservation is made. Therefore, the reserved units and
 //! the units of all other requests together never exceed a limit, and a denied request is admitted
-//! if it is retried after the announced time. The core crate's `receipt.rs` describes which units a
-//! refund can return.
+//! if it is retried after the time in `Retry-After`. The core crate's `receipt.rs` describes which
+//! units a refund can return.
 //!
 //! **Ends only once.** With the memory store, the server removes a reservation from its table
 //! before settling it. With Redis, a guard record next to the charges stores that the reservation

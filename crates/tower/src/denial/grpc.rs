@@ -19,7 +19,7 @@ const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
 /// The gRPC status code (`google.rpc.Code`) of a malformed request.
 const INVALID_ARGUMENT: u8 = 3;
-/// The gRPC status code of a request over a limit.
+/// The gRPC status code of a request that is over a limit or blocked.
 const RESOURCE_EXHAUSTED: u8 = 8;
 /// The gRPC status code of a request that the store or the service cannot handle now.
 const UNAVAILABLE: u8 = 14;

@@ -45,14 +45,16 @@ pub(super) struct ReceiptGuard<L: RateLimiter> {
 
 type ReceiptOf<L> = <<L as RateLimiter>::Store as Store>::Receipt;
 
-/// The state of the receipt in the layer.
+/// Where the receipt is, and whether the request has ended.
 enum ReceiptState<R> {
+    /// The guard has the receipt.
     Present(R),
     /// The store is using the receipt to renew the leases.
     Renewing,
     /// The store is using the receipt to renew the leases, but the request has ended. The value
     /// contains the final amounts. The charges are settled when the store returns the receipt.
     Ended(Vec<u64>),
+    /// The charges are settled or being settled.
     Settled,
 }
 

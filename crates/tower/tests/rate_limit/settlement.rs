@@ -51,7 +51,7 @@ impl<B> Service<Request<()>> for Answering<B> {
     }
 }
 
-/// A body that consists of these frames. An endless body does not end after the last frame.
+/// A body that consists of these frames. An endless body stays pending after the last frame.
 struct Frames {
     frames: VecDeque<Result<Frame<Bytes>, &'static str>>,
     is_endless: bool,

@@ -83,7 +83,7 @@ impl<'r> RequestValue<'r> {
     }
 }
 
-/// A key of a form's table.
+/// The key of a block in the hash table of its form: the encoded values of its entries.
 type Key = SmallVec<[u8; 64]>;
 
 fn push_text(key: &mut Key, text: &str) {
