@@ -99,7 +99,7 @@ impl<'a> DecisionRequest<'a> {
     }
 }
 
-/// A request that contained its own limits, after the decision, for
+/// A decided request that contained its own limits. It is the argument of
 /// [`ServerLimiter::observe_throttle`].
 #[derive(Clone, Copy, Debug)]
 pub struct ThrottledRequest<'a> {

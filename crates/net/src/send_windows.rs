@@ -112,8 +112,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a sent `DATA` frame. Returns whether the frame used up a window. If the frame used
-    /// up a window, the client may have forced the server to end the frame there.
+    /// Records a sent `DATA` frame. Returns whether the frame used up a window. Such a frame may be
+    /// short only because the client granted a small window.
     pub(super) fn send_data(&mut self, frame: FrameHeader) -> bool {
         let bytes = i64::try_from(frame.length).unwrap_or(i64::MAX);
         self.connection = self.connection.saturating_sub(bytes);

@@ -8,7 +8,7 @@ use tidegate_core::{RuleSet, Timestamp, Verdict};
 use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
 use tidegate_tower::{HeaderWriter, RateLimitLayer};
 
-/// The server's limiter. The limiter counts its decisions under the proxy listener.
+/// The server's limiter. In the metrics, its decisions have the label of the proxy listener.
 #[derive(Debug)]
 pub(crate) struct ProxyLimiter(Arc<ServerLimiter>);
 

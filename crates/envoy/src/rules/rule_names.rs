@@ -50,8 +50,8 @@ impl RuleLevel<'_> {
 }
 
 impl Rule {
-    /// Returns the form of this rule for which overrides are set; `describe` creates the form on
-    /// first use. Returns `None` if no overrides can be set for this rule.
+    /// Returns the core rule for which the overrides of this rule are set; `describe` creates the
+    /// core rule on first use. Returns `None` if no overrides can be set for this rule.
     fn overridable(
         &self,
         overrides: &Overrides,
@@ -68,7 +68,8 @@ impl Rule {
     }
 }
 
-/// Creates the form of a rule with these `levels` and `limits`.
+/// Creates the core rule for the overrides of a rule with these `levels` and `limits`. Returns
+/// `None` if the rule has no level or too many levels.
 fn describe(domain: &Domain, levels: &[RuleLevel<'_>], limits: &RuleLimits) -> Option<CoreRule> {
     if levels.is_empty() || levels.len() > MAX_KEY_ENTRIES {
         return None;
@@ -82,8 +83,9 @@ fn describe(domain: &Domain, levels: &[RuleLevel<'_>], limits: &RuleLimits) -> O
 }
 
 impl Domains {
-    /// Returns the form of `rule`, the rule of `domain` for `entries`, for which overrides are set.
-    /// Returns `None` if there are no overrides at all, or if none can be set for this rule.
+    /// Returns the core rule for which the overrides of `rule` are set. `rule` is the rule of
+    /// `domain` for `entries`. Returns `None` if there are no overrides at all, or if none can be
+    /// set for this rule.
     pub(crate) fn overridable<'d>(
         &self,
         domain: &Domain,
@@ -98,9 +100,9 @@ impl Domains {
         })
     }
 
-    /// Returns the form of `limit`, a limit of a Limitador limits file, for which overrides are
-    /// set. Returns `None` if there are no overrides at all, or if another limit of the namespace
-    /// has the same name.
+    /// Returns the core rule for which the overrides of `limit` are set. `limit` is a limit of a
+    /// Limitador limits file. Returns `None` if there are no overrides at all, or if another limit
+    /// of the namespace has the same name.
     pub(crate) fn overridable_limit<'d>(
         &self,
         domain: &Domain,
@@ -133,7 +135,8 @@ impl Domains {
         })
     }
 
-    /// Returns the form of the rule with the name `name`, if there is such a rule.
+    /// Returns the core rule for the overrides of the rule with the name `name`, if there is such a
+    /// rule.
     pub(crate) fn find_overridable(&self, name: &str) -> Option<Arc<CoreRule>> {
         let address = name.strip_prefix(DESCRIPTOR_RULE_PREFIX)?;
         // A domain can contain slashes, too.

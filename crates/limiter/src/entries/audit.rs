@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(
             misspelt(60).len(),
             1,
-            "unrelated names do not take all room"
+            "unrelated names leave room for misspelt names"
         );
     }
 

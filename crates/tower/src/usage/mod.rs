@@ -105,8 +105,8 @@ impl UsageScanner {
         })
     }
 
-    /// Returns true if a number of tokens in the response was above [`bounds::MAX_TOKENS`]. The
-    /// scanner replaced a larger number with this maximum.
+    /// Returns true if a number of tokens in the response was above [`bounds::MAX_TOKENS`]. Such a
+    /// number was replaced with this maximum.
     #[must_use]
     pub fn was_clamped(&self) -> bool {
         self.counts.was_clamped

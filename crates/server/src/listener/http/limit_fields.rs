@@ -50,7 +50,7 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
     true
 }
 
-/// Returns whether limits have a field of that name.
+/// Returns whether `name` is the name of a field of a limit.
 pub(super) fn is_field(name: &str) -> bool {
     LimitSpec::FIELDS.contains(&name)
 }

@@ -76,7 +76,7 @@ pub(super) async fn serve<S>(
     }
 }
 
-/// The parts of a connection that is served.
+/// An SPOP connection that is being served: its session, its stream and its buffered input.
 struct Served<'c, S> {
     session: &'c mut Session,
     stream: &'c mut TimedStream<S>,
