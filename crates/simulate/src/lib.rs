@@ -118,7 +118,7 @@ pub enum SimulateError {
         column: usize,
         /// A description of the difference at this column.
         problem: String,
-        /// The start of the first line.
+        /// The beginning of the log's first line.
         line: String,
     },
 }

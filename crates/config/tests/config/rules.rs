@@ -224,7 +224,8 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
     // Three of the team's requests remain, which is less than half.
     assert!(admitted("b", Some("t")));
     assert!(!admitted("b", Some("t")));
-    // The limit of the other team is unused. Without a team, the limits are not raised.
+    // The limit of the other team is unused. The limits of a customer without a team are not
+    // raised.
     assert!(admitted("b", Some("u")));
     assert!(!admitted("b", None));
 }

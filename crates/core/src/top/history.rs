@@ -71,8 +71,8 @@ impl History {
         }
     }
 
-    /// Drops a rule's counts if `is_listed` returns false for the rule's scope. Keeps the totals
-    /// over all rules.
+    /// Drops a rule's counts if `is_listed` returns false for the rule's scope. Does not change the
+    /// totals over all rules.
     pub fn retain(&mut self, is_listed: impl Fn(u64) -> bool) {
         for slice in self.levels.iter_mut().flat_map(BTreeMap::values_mut) {
             slice.groups.retain(|scope, _| is_listed(*scope));

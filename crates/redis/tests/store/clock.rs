@@ -346,8 +346,8 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 asked.await.unwrap();
             }
             // Requests exhaust the limit while the clock is ahead. The clock is set back after
-            // these requests. The conversion's ledger is kept for 12 hours, in which five units
-            // drain, even by the clock that is ahead.
+            // these requests. Even by the clock that is ahead, the ledger of the conversion is kept
+            // for 12 hours, the time in which five units drain.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {

@@ -36,7 +36,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 #[derive(Clone, Debug, Default)]
 pub struct ResponseEntries(Arc<Mutex<NamedValues>>);
 
-/// Pairs of names and values.
+/// The names and values of entries or headers.
 type NamedValues = Vec<(Box<str>, Box<str>)>;
 
 impl ResponseEntries {

@@ -520,7 +520,8 @@ mod tests {
         reporter.fail("this report has no effect");
     }
 
-    /// The old process chooses how long it waits for its requests.
+    /// The new process waits for the state without a timeout, because the old process limits the
+    /// time for its requests in progress.
     #[test]
     fn the_state_of_the_old_process_may_take_any_time() {
         let (theirs, ours) = UnixStream::pair().unwrap();

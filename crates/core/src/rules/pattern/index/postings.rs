@@ -117,7 +117,7 @@ impl Postings {
         }
     }
 
-    /// Appends all items that can apply if the entry has this `value` to `matches`, possibly with
+    /// Appends to `matches` all items that can apply if the entry has this `value`, possibly with
     /// duplicates.
     pub(in crate::rules) fn look_up(&self, value: &str, matches: &mut Matches) {
         let found = &mut matches.items;
