@@ -597,7 +597,7 @@ fn encoded(text: &str) -> String {
 fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> String) -> ExitCode {
     match response {
         AdminResponse::Document(document) if admin.json => {
-            // Serializing to a string fails only for a map with a key that is not a string.
+            // Serialising to a string fails only for a map with a key that is not a string.
             print_result(&serde_json::to_string_pretty(&document).unwrap_or_default());
             ExitCode::SUCCESS
         }

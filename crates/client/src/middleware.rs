@@ -135,7 +135,7 @@ impl AttemptResponse for Response {
     }
 }
 
-/// Unwraps errors of this crate and of reqwest, so that later code can recognize these errors.
+/// Unwraps errors of this crate and of reqwest, so that later code can recognise these errors.
 fn unwrap_error(error: reqwest_middleware::Error) -> BoxError {
     match error {
         reqwest_middleware::Error::Reqwest(error) => error.into(),

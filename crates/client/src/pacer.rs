@@ -25,7 +25,7 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// The longest wait time that is honored. Without a maximum, one response could stop all
+    /// The longest wait time that is honoured. Without a maximum, one response could stop all
     /// requests permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
     /// The maximum time for which other requests wait for the response to a probe.

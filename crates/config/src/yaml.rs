@@ -6,7 +6,7 @@
 //! scalar determines whether it is a number or a string.
 //!
 //! The `saphyr-parser` crate parses the syntax. This module builds its own tree, so that all errors
-//! in a file can be reported at once, each with its line. A serde deserializer would stop at the
+//! in a file can be reported at once, each with its line. A serde deserialiser would stop at the
 //! first error.
 
 use std::{borrow::Cow, collections::HashMap};

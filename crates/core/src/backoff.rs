@@ -5,7 +5,7 @@
 
 use crate::Span;
 
-/// How the wait before a retry is randomized.
+/// How the wait before a retry is randomised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
     /// The wait is random between zero and the full backoff. Full jitter spreads retries best and

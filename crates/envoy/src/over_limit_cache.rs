@@ -91,8 +91,8 @@ impl OverLimitCache {
         until.copied().filter(|until| *until > now)
     }
 
-    /// Adds an entry that `key` is over its limit. The entry expires at `until`. Does nothing if
-    /// entries were invalidated after `epoch`.
+    /// Records that `key` is over its limit. The entry expires at `until`. Does nothing if entries
+    /// were invalidated after `epoch`.
     pub(super) fn insert(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);
         let mut generations = self.lock();

@@ -147,7 +147,7 @@ fn is_credential(name: &str) -> bool {
 
 /// Appends `text` as a JSON string.
 fn push_json(line: &mut String, text: &str) {
-    // Serialization of a string to memory never fails.
+    // Serialisation of a string to memory never fails.
     line.push_str(&serde_json::to_string(text).unwrap_or_default());
 }
 

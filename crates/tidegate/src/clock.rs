@@ -24,7 +24,7 @@ use tidegate_core::Timestamp;
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to within a few parts per million, and the resulting error would add
 /// up to minutes over months. [`Self::follow`] therefore corrects the counter against the system's
-/// monotonic clock, whose rate is adjusted by time synchronization.
+/// monotonic clock, whose rate is adjusted by time synchronisation.
 ///
 /// The counter can also jump: it may count the time of a suspension, which the monotonic clock does
 /// not count, or restart at zero. Therefore, the counter is trusted for only two seconds after each

@@ -36,7 +36,7 @@ impl Point {
     }
 }
 
-/// Draws the runs as an SVG. A run that honors `Retry-After` is beside the run that ignores it.
+/// Draws the runs as an SVG. A run that honours `Retry-After` is beside the run that ignores it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.

@@ -35,7 +35,7 @@ pub(crate) trait RequestSender: Send {
     fn is_replayable(&self) -> bool;
 
     /// Returns whether `error` means that nothing was sent. `test` is the function that the
-    /// application has set to recognize such errors, if any.
+    /// application has set to recognise such errors, if any.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),

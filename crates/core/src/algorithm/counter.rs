@@ -123,11 +123,11 @@ pub(crate) trait CounterState: Sized {
         0
     }
 
-    /// Serializes the state by passing its numbers to `put`. [`Self::read`] is the inverse
+    /// Serialises the state by passing its numbers to `put`. [`Self::read`] is the inverse
     /// function.
     fn write(&self, put: &mut dyn FnMut(u64));
 
-    /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None` if the
+    /// Deserialises a state from the numbers that [`Self::write`] produced. Returns `None` if the
     /// numbers are invalid, for example in a damaged snapshot file.
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }

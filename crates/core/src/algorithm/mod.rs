@@ -405,7 +405,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Serializes the state by passing the kernel's tag, and then the state's numbers, to
+            /// Serialises the state by passing the kernel's tag, and then the state's numbers, to
             /// `put`.
             pub(crate) fn write(&self, put: &mut dyn FnMut(u64)) {
                 match self {
@@ -416,7 +416,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None`
+            /// Deserialises a state from the numbers that [`Self::write`] produced. Returns `None`
             /// if the numbers are invalid.
             pub(crate) fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
                 type StateOf<C> = <C as Counter>::State;

@@ -189,7 +189,7 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// Summarizes a store's decision on `charges`. The request is denied if any enforced limit
+    /// Summarises a store's decision on `charges`. The request is denied if any enforced limit
     /// denies it. The verdict names the rule of the tightest limit.
     ///
     /// `outcomes` must contain the outcomes of all limits of all charges, in the order in which
@@ -205,7 +205,7 @@ impl<'r> Verdict<'r> {
         )
     }
 
-    /// Summarizes a store's decision like [`Self::of`], given only the charges' limits.
+    /// Summarises a store's decision like [`Self::of`], given only the charges' limits.
     ///
     /// The verdict borrows only the limits, so it can outlive the charges' keys.
     #[must_use]

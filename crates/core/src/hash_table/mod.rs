@@ -76,7 +76,7 @@ pub(crate) struct Table<E> {
     /// The chunks are boxed, so that a chunk does not move when the list grows.
     chunks: Vec<Box<Chunk<E>>>,
     /// The number of home slots, at which the probe sequence of a key can start. The slots after
-    /// the last home slot hold entries that overflow from it and its neighbors.
+    /// the last home slot hold entries that overflow from it and its neighbours.
     homes: usize,
     len: usize,
 }
@@ -98,7 +98,7 @@ pub(crate) const MAX_ENTRIES: usize = Distance::MAX;
 /// By chance, a run of slots from one home slot practically never becomes this long. With seven of
 /// eight slots occupied, a run of `n` slots without a vacancy has a probability of about `exp(-n /
 /// 118)`. For 4,096 slots, the probability is less than 10^-15 per home slot. Therefore, the table
-/// practically rejects a new key only if an attacker has found keys with neighboring hashes. The
+/// practically rejects a new key only if an attacker has found keys with neighbouring hashes. The
 /// random seed of the hash function does not rule out this attack: an attacker who can measure how
 /// long decisions take can still find such keys.
 ///

@@ -1,4 +1,4 @@
-//! Regression tests: minimized former counterexamples of the property tests.
+//! Regression tests: minimised former counterexamples of the property tests.
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits, MemoryBounds,

@@ -6,7 +6,7 @@
 //!        │                                                ▼
 //!   up (in use)                                    down (not used)
 //!        ▲                                                │
-//!        └─────── connected, recognized, and fast ◀─ probe┘ after a wait with jitter
+//!        └─────── connected, recognised, and fast ◀─ probe┘ after a wait with jitter
 //! ```
 //!
 //! While the server is down, requests fail immediately instead of waiting. These requests are never

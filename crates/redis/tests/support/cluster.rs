@@ -120,7 +120,7 @@ fn node() -> RedisServer {
 const OPTIONS: [&str; 6] = [
     "--cluster-node-timeout",
     "1000",
-    // Replicas synchronize immediately, and may be promoted even with stale data, because the tests
+    // Replicas synchronise immediately, and may be promoted even with stale data, because the tests
     // do not need durability.
     "--repl-diskless-sync-delay",
     "0",

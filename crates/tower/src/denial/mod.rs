@@ -159,7 +159,7 @@ impl<'v> Denial<'v> {
             retry_after_ms: (self.is_final() || self.retry_after.is_some())
                 .then(|| self.retry_after.map(Span::as_millis_ceil)),
         };
-        // Serializing to memory fails only for maps whose keys are not strings.
+        // Serialising to memory fails only for maps whose keys are not strings.
         let body = serde_json::to_vec(&document).unwrap_or_default();
         let mut response = Response::new(Bytes::from(body));
         *response.status_mut() = status;

@@ -1,4 +1,4 @@
-//! Tests Envoy's behavior while Tidegate is down and after it is back.
+//! Tests Envoy's behaviour while Tidegate is down and after it is back.
 
 use super::{BOOTSTRAP, LIMITS};
 use crate::support::{Ask, Envoy, Scratch, Server, free_port};

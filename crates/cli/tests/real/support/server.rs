@@ -208,7 +208,7 @@ fn address_in(line: &str) -> SocketAddr {
 }
 
 /// Returns a command for the built binary, without environment variables that would change its
-/// behavior.
+/// behaviour.
 pub(crate) fn tidegate(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     command

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The number of blocks in all shards of a store, including expired blocks that are still stored.
-/// No other data is synchronized through this number, so relaxed ordering is enough.
+/// No other data is synchronised through this number, so relaxed ordering is enough.
 #[derive(Clone, Debug, Default)]
 pub(in crate::memory) struct BlockCount(Arc<AtomicUsize>);
 

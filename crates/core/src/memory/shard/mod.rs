@@ -585,7 +585,7 @@ mod tests {
         assert!(taken && !denied.allowed);
     }
 
-    /// If keys with neighboring hashes fill a run of slots, the table rejects further keys in this
+    /// If keys with neighbouring hashes fill a run of slots, the table rejects further keys in this
     /// run, but not elsewhere.
     #[test]
     fn a_crowded_table_counts_as_full() {

@@ -43,7 +43,7 @@ pub(super) struct Claim {
     pub(super) last: u16,
     /// The id of the primary.
     pub(super) owner: String,
-    /// The configuration epoch of the primary. The cluster resolves conflicts in favor of the
+    /// The configuration epoch of the primary. The cluster resolves conflicts in favour of the
     /// highest epoch.
     pub(super) epoch: u64,
     /// The primary, then its replicas.
