@@ -111,8 +111,8 @@ impl SnapshotHealth {
         }
     }
 
-    /// Records that the check at startup failed. The caller has logged the failure of the check.
-    /// The first failed write will still be logged.
+    /// Records that the check at startup failed. This method does not log the failure: the caller
+    /// must have logged it. The first failed write is logged nevertheless.
     pub fn fail_startup_check(&self, error: String, now: Timestamp) {
         self.lock().failure = Some(Failure {
             error,

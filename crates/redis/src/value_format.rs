@@ -41,10 +41,10 @@ use tidegate_core::remote_eval::Terms;
 /// The code that replaces the algorithm ID in the header of a value with several members.
 pub(crate) const SEVERAL: u8 = 7;
 
-/// Flag in the first byte of a blocked key's value.
+/// Flag in the first byte of a value: the key is blocked.
 pub(crate) const BLOCKED: u8 = 0x80;
 
-/// Flag in the first byte of a value with a ledger.
+/// Flag in the first byte of a value: the value contains a refund ledger.
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
 /// The number of bits for the algorithm ID, which are the lowest bits of a header byte. All eight

@@ -273,8 +273,9 @@ fn after_failure(
     decision.action
 }
 
-/// The connect timeout budget of a request. All attempts of the request share the budget, so
-/// several unresponsive endpoints do not delay the request longer than one would.
+/// The time in which a request must be connected to an endpoint, as set by the connect timeout. All
+/// attempts of the request share this time, so several unresponsive endpoints do not delay the
+/// request longer than one would.
 struct ConnectBudget {
     total: Duration,
     remaining: Duration,
