@@ -230,7 +230,7 @@ pub trait Store: Send + Sync {
 /// The memory store never waits.
 #[expect(
     refining_impl_trait_reachable,
-    reason = "callers may depend on the result being ready at once"
+    reason = "callers may depend on the result being ready immediately"
 )]
 impl Store for MemoryStore {
     type Receipt = Receipt;

@@ -9,7 +9,8 @@ use super::{Activity, MovableConnection, Phase, Shutdown};
 
 /// An HTTP/1.1 connection of hyper's server.
 pub trait Http1Connection: Future<Output = hyper::Result<()>> + Unpin {
-    /// Ends the connection after the response to the current request, or at once if there is none.
+    /// Ends the connection after the response to the current request, or immediately if there is
+    /// none.
     fn finish(&mut self);
 }
 

@@ -330,7 +330,7 @@ where
 /// Registers `stream` with this worker's poller, and disables Nagle's algorithm. Responses are
 /// small, and Nagle's algorithm would delay a second small write until the client has acknowledged
 /// the first one, which can take 40 ms. The socket of a relayed connection is a Unix socket, which
-/// sends small writes at once.
+/// sends small writes immediately.
 fn register(stream: std::net::TcpStream, relayed: Option<&RelayedClient>) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     if relayed.is_none() {

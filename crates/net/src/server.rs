@@ -18,7 +18,7 @@ use super::{
 };
 
 /// How long relayed connections may take to end in a shutdown. The process to which they are
-/// relayed closes idle connections at once.
+/// relayed closes idle connections immediately.
 const RELAY_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Worker threads and their listeners. Dropping the server aborts all connections;

@@ -7,7 +7,7 @@
 //! than `proxy.min_rate` is disconnected.
 //!
 //! ```text
-//! Complete    the body arrived with the head, so the connection is released at once
+//! Complete    the body arrived with the head, so the connection is released immediately
 //! Frames      the body also arrived with the head, but is chunked or has trailers
 //! Streaming   a task reads from the upstream into a Pipe; the client's task takes from the Pipe
 //! ```

@@ -102,9 +102,9 @@ impl<S: Store> RateLimiter for Limiter<S, Rules> {
 
 /// The rules of a limiter at one point in time. Verdicts borrow from a value of this type.
 ///
-/// Changes of [overrides](tidegate_core::Overrides) apply at once. The value keeps the limits of
-/// all overrides that requests have used until it is dropped, so do not keep the value longer than
-/// needed.
+/// Changes of [overrides](tidegate_core::Overrides) apply immediately. The value keeps the limits
+/// of all overrides that requests have used until it is dropped, so do not keep the value longer
+/// than needed.
 #[derive(Clone, Debug)]
 pub struct CurrentRules<'a, S> {
     limiter: &'a Limiter<S, Rules>,

@@ -153,8 +153,8 @@ impl Waiters {
 
     /// Makes all waiting requests check whether a [block by entries](tidegate_core::EntryBlocks)
     /// denies them. Call this method after such a block was set, so that a blocked request is
-    /// denied at once. Without this call, a blocked request is denied only when it is first in its
-    /// queue.
+    /// denied immediately. Without this call, a blocked request is denied only when it is first in
+    /// its queue.
     pub fn recheck_entry_blocks(&self) {
         // A request reads the number of changes before it looks up the blocks. If the request does
         // not see a new block, it sees at this point that the number has changed.

@@ -430,7 +430,7 @@ async fn an_override_applies_to_waiting_requests() {
     held.release();
 }
 
-/// A block denies a waiting request at once, even if it is not the first in its queue.
+/// A block denies a waiting request immediately, even if it is not the first in its queue.
 #[tokio::test(start_paused = true)]
 async fn a_block_by_entries_denies_waiting_requests_at_once() {
     let blocks = EntryBlocks::default();

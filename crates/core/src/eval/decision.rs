@@ -95,7 +95,7 @@ impl Decision {
         }
         let (index, end) = longest?;
         // If the block has ended since the charges were made, the request is still denied, and may
-        // be repeated at once.
+        // be repeated immediately.
         let until = end.until();
         let until = until.map(|until| until.max(now.after(Span::from_micros(1))));
         Some(Self::blocked(index, until, now))

@@ -20,7 +20,8 @@ impl SlotWait {
 
     pub(super) fn check(&self) -> Result<(), LimitError> {
         if self.longest == Span::ZERO {
-            let problem = "must be longer than zero; without `wait`, requests are denied at once";
+            let problem =
+                "must be longer than zero; without `wait`, requests are denied immediately";
             return Err(LimitError::new("wait", problem));
         }
         if self.longest > MAX_SLOT_WAIT {

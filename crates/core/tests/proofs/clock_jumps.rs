@@ -166,9 +166,9 @@ proptest! {
             return Ok(());
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
-        // Make the store detect the jump now. Without this call, `now` could come within 10 s of
-        // the jumped clock before the first charge, and the store would ignore a difference of at
-        // most 10 s.
+        // Make the store detect the jump now. The store ignores a difference of at most 10 s.
+        // Without this call, the difference could shrink to 10 s before the first charge, because
+        // `now` advances.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);

@@ -19,9 +19,9 @@ use super::{format::LimitFields, runner::Answer};
 /// The instants of a `generate` operation at which a request is sent to the system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Instants {
-    /// Sends a request at every instant.
+    /// A request is sent at every instant of the operation.
     Every,
-    /// After a denial, sends a request each time half of the remaining wait time has elapsed.
+    /// After a denial, a request is sent each time half of the remaining wait time has elapsed.
     #[allow(dead_code, reason = "for subjects behind a socket")]
     Halving,
 }

@@ -151,8 +151,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until the connection has been idle for `timeout`. Returns after `first` if no request
-    /// has arrived before.
+    /// Waits until the connection has been idle for `timeout`. If no request has arrived within
+    /// `first`, returns after `first`.
     async fn wait_idle(&self, first: Duration, timeout: Duration) {
         sleep(first).await;
         if self.count.get() > 0 {

@@ -191,8 +191,8 @@ impl ServerHandle {
         }
     }
 
-    /// Takes over from the old process, if there is one. Then serves until SIGTERM or SIGINT
-    /// arrives and shuts down gracefully, or serves until a new process has taken over.
+    /// Takes over from the old process, if there is one. Then serves until a new process has taken
+    /// over, or until SIGTERM or SIGINT arrives. After a signal, shuts down gracefully.
     ///
     /// During a shutdown, the server first reports not-ready and keeps serving for
     /// `shutdown.pre_stop_delay`; a second signal ends this phase early. Then the server drains

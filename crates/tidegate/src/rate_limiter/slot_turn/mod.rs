@@ -17,7 +17,7 @@
 //! The rules may change while a request waits. [`SlotTurn::decide_request`] therefore determines
 //! the charges again before each attempt, from the rules, overrides and blocks of that time. A
 //! change of the blocks by entries wakes all waiting requests, so that a blocked request is denied
-//! at once. Any other change takes effect with the next attempt.
+//! immediately. Any other change takes effect with the next attempt.
 
 #[cfg(feature = "tokio")]
 mod queued;
