@@ -1,13 +1,13 @@
 //! Snapshots: files with the contents of the memory store, so that counters survive a restart.
 //!
 //! ```text
-//! magic │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
+//! magic number │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
 //! ```
 //!
-//! If there are outstanding reservations, the file has another magic and further parts, which end
-//! with another length 0. A part with reservations consists of the time at which it was written (8
-//! bytes), and the reservations, each after its length (4 bytes). Without reservations, versions
-//! that do not know the part type can read the file.
+//! If there are outstanding reservations, the file begins with a different magic number and has
+//! further parts, which end with another length 0. A part with reservations consists of the time at
+//! which it was written (8 bytes), and the reservations, each after its length (4 bytes). Versions
+//! that do not know the part type can read a file without reservations.
 //!
 //! A snapshot is written to a temporary file and renamed into place. A reader therefore sees either
 //! the old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All

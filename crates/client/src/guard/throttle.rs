@@ -42,7 +42,7 @@ pub struct ThrottleGuard<S> {
 }
 
 /// Returns a limit that spaces requests evenly, which suits any server algorithm. For example, with
-/// a `rate` of `100/s`, the limit admits one request every 10 ms, and thus at most a hundred
+/// a `rate` of `100/s`, the limit admits one request every 10 ms, and therefore at most a hundred
 /// requests in any window of one second.
 ///
 /// # Errors

@@ -298,7 +298,8 @@ fn a_lease_renewed_over_another_algorithm_is_held() {
     let (limits, store) = (two_at_once(), one_shard());
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
-    // The new limits replace the concurrency limit, and thus its leases, with a count per hour.
+    // The new limits replace the concurrency limit, and therefore its leases, with a count per
+    // hour.
     let rate = Rate {
         count: 10,
         period: Span::from_secs(3_600),

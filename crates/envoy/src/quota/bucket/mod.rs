@@ -156,7 +156,8 @@ impl Bucket {
         }
         if has_ended || self.is_rate() != was_rate {
             // Grants expire with their window. Grants also expire if the limit changes from a rate
-            // to a budget or vice versa, because a rate's share is not a budget grant.
+            // to a budget, or from a budget to a rate, because a rate's share is not a budget
+            // grant.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
