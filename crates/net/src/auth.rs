@@ -162,7 +162,8 @@ impl Authenticator {
         let mut outcomes: Vec<Outcome> = Vec::new();
         let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
         match decision {
-            // A full store cannot count attempts from this address, so the attempt is not limited.
+            // If the store is full, attempts from this address cannot be counted, so the attempt is
+            // not limited.
             Decision::Admitted | Decision::Full { .. } => None,
             _ => {
                 let retry = outcomes

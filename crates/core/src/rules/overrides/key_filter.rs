@@ -17,7 +17,8 @@ use std::sync::{
 
 use crate::{hash_table::prefetch, limit::bounds::MAX_OVERRIDES};
 
-/// The number of words of an array. With [`MAX_OVERRIDES`] keys, there are 16 bits per key.
+/// The number of 64-bit integers in each of the two bit arrays of the filter. With
+/// [`MAX_OVERRIDES`] keys, there are 16 bits per key.
 const WORDS: usize = 1 << 18;
 
 /// The filter is rebuilt only after more than this number of additions.
