@@ -20,8 +20,8 @@
 //! The modules form layers, and no module imports from a higher layer. From the lowest to the
 //! highest, the layers are `time`, `limit`, `algorithm`, `eval`, then `rules` and `memory`, then
 //! `store`. The modules `concurrency`, `backoff` and `holding_time` depend only on `time`, and
-//! `hash_table` and `maybe_ready` depend on no other module. The module `top` ranks keys by their number of
-//! requests, and depends on `rules` for the keys.
+//! `hash_table` and `maybe_ready` depend on no other module. The module `top` ranks keys by their
+//! number of requests, and depends on `rules` for the keys.
 
 pub mod concurrency;
 pub mod top;

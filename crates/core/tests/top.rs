@@ -23,8 +23,8 @@ fn key(number: u32) -> Vec<u8> {
     format!("key-{number}").into_bytes()
 }
 
-/// Returns a hash with many collisions, so that the sketch must compare keys. All of its bits differ
-/// between hashes, because the sketch uses the first and the last bits.
+/// Returns a hash with many collisions, so that the sketch must compare keys. All of its bits
+/// differ between hashes, because the sketch uses the first and the last bits.
 fn hash(key: &[u8]) -> u32 {
     let small = key
         .iter()

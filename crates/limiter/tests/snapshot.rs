@@ -292,7 +292,8 @@ fn many_outstanding_reservations_survive_a_restart() {
     assert_eq!(left(&after), 1_000);
 }
 
-/// The snapshot is older than the settlement, so the reservation is outstanding again after a crash.
+/// The snapshot is older than the settlement, so the reservation is outstanding again after a
+/// crash.
 #[test]
 fn a_reservation_settled_after_the_snapshot_is_refunded_after_a_crash() {
     let folder = tempfile::tempdir().unwrap();

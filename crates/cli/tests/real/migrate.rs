@@ -334,8 +334,8 @@ fn limits_of_traefik_admit_the_same() {
     });
     for (number, row) in rows.iter().enumerate() {
         let path = format!("/{number}");
-        // If two requests of a new client arrive at the same moment, Traefik can create two buckets,
-        // and then admits more than its limit. So the first request is sent alone.
+        // If two requests of a new client arrive at the same moment, Traefik can create two
+        // buckets, and then admits more than its limit. So the first request is sent alone.
         assert_eq!(Ask::get(front, &path).send().status, 200);
         let (admitted, elapsed) = at_once(row.sent - 1, || Ask::get(front, &path).send().status);
         row.assert_admitted("Traefik", 1 + admitted, elapsed);

@@ -334,8 +334,8 @@ impl Rule {
         Ok(other)
     }
 
-    /// Compiles `limits` with the rule's settings: its name, mode, unit, fallback policy and elastic
-    /// percentage.
+    /// Compiles `limits` with the rule's settings: its name, mode, unit, fallback policy and
+    /// elastic percentage.
     fn with_own_settings(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         let refused = |error: LimitError| RuleError::new(error.field, error.problem);
         let limits = Limits::new(limits)

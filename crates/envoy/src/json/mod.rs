@@ -32,8 +32,8 @@ const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
 /// The body of a 400 response, as in envoyproxy/ratelimit.
 const BAD_REQUEST: &str = "Bad Request\n";
 
-/// What an operator does if no configuration is loaded. Over gRPC, the error is only the message of
-/// envoyproxy/ratelimit.
+/// The advice to the operator if no configuration is loaded. Over gRPC, the error does not contain
+/// this advice, but only the message of envoyproxy/ratelimit.
 const MISSING_CONFIGURATION: &str = "correct the files of `envoy.config`, or start its control \
      plane; the log names the problem";
 

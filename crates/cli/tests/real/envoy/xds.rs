@@ -224,8 +224,9 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
 }
 
-/// Envoy Gateway sets these variables if its settings contain `redis.tls` with a `certificateRef`. It
-/// names no certificate authority, so that of the Redis server must be among the system's.
+/// Envoy Gateway sets these variables if its settings contain `redis.tls` with a `certificateRef`.
+/// Envoy Gateway configures no certificate authority, so the system must trust the authority of the
+/// Redis server.
 #[test]
 fn a_redis_with_tls_is_used_as_configured_by_envoy_gateway() {
     let scratch = Scratch::new();

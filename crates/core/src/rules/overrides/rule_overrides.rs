@@ -393,8 +393,8 @@ impl RuleOverrides {
 
 /// Returns the index of the shard for the hash of a key.
 fn shard_index(hash: u64) -> usize {
-    // Use the highest 6 bits, because lower bits select the slot in the shard's table. The remainder
-    // is less than the number of shards, so it fits in a `usize`.
+    // Use the highest 6 bits, because lower bits select the slot in the shard's table. The
+    // remainder is less than the number of shards, so it fits in a `usize`.
     ((hash >> 58) % SHARDS as u64) as usize
 }
 

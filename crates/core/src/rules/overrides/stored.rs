@@ -14,7 +14,7 @@ pub(super) struct StoredOverride {
     pub(super) reason: Box<str>,
 }
 
-/// The number of times that a replacement of all overrides had been begun when an override was set.
+/// The number of replacements of all overrides that had begun before an override was set.
 pub(super) type Generation = u32;
 
 impl StoredOverride {
