@@ -1,4 +1,4 @@
-//! The limits of overrides from which verdicts borrow.
+//! Storage for the limits of overrides. Verdicts borrow their limits from this storage.
 //!
 //! An override can be changed at any time, so the rules do not keep its limits. A verdict that
 //! borrows from rules therefore needs another owner for the limits.
