@@ -2,6 +2,8 @@
 //! a panic, and a server in the same state gives the same answer.
 //!
 //! If the first byte is odd, a HAPROXY-HELLO comes before the other bytes.
+//!
+//! The seeds of the corpus are the frames that a HAProxy 2.6 has sent to Tidegate.
 
 #![no_main]
 
