@@ -112,7 +112,7 @@ impl RedisServer {
         self.child.wait().unwrap();
     }
 
-    /// Starts the server again on its port, without its data.
+    /// Starts the server again on its port, with the data that it has stored on disk.
     pub fn restart(&mut self) {
         self.child = spawn(self.program, self.port, &self.options, &self.scratch);
         assert!(

@@ -1,8 +1,17 @@
 //! Tests of overrides on servers that share a Redis.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use tidegate_core::{Override, OverrideTarget, Replacement};
+use tidegate_limiter::overrides::ChangeOverrideError;
 
 use crate::{
     node::Node,
@@ -12,6 +21,14 @@ use crate::{
 const RULE: &str = "local";
 
 fn set(node: &Node, target: &str, limit: &str) -> Option<Override> {
+    try_set(node, target, limit).unwrap()
+}
+
+fn try_set(
+    node: &Node,
+    target: &str,
+    limit: &str,
+) -> Result<Option<Override>, ChangeOverrideError> {
     let rules = node.limiter.rules();
     let rule = rules.rule(RULE).unwrap();
     let new = Override {
@@ -21,7 +38,7 @@ fn set(node: &Node, target: &str, limit: &str) -> Option<Override> {
     };
     let target = OverrideTarget::of(&[target]);
     let set = node.limiter.set_override(rule, &target, new);
-    node.run(set).unwrap()
+    node.run(set)
 }
 
 fn remove(node: &Node, target: &str) -> bool {
@@ -90,6 +107,134 @@ fn test_fleet(a: &Node, b: &Node) {
     assert!(remove(b, "al*"));
     agree(&[a, b], &[]);
     assert!(!b.spend(RULE, "alice").allowed);
+}
+
+/// Stores overrides with the limit `20/h` for `count` users in Redis.
+fn store_many(node: &Node, count: usize) {
+    let store = node.limiter.redis_store().unwrap().store();
+    for number in 0..count {
+        let user = format!("user-{number}");
+        let id = [RULE.as_bytes(), b"\xFFk\xFF", user.as_bytes()].concat();
+        let document = format!(r#"{{"rule":"{RULE}","key":["{user}"],"limits":["20/h"]}}"#);
+        let put = store.put_override(id, document.into_bytes(), None);
+        assert!(node.run(put).unwrap());
+    }
+}
+
+/// `scripts/overrides/run` measures the same with a million overrides.
+#[test]
+fn a_change_takes_effect_on_all_servers_among_many_overrides() {
+    const COUNT: usize = 10_000;
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = &nodes;
+    nodes.iter().for_each(|node| node.until_up(true));
+    store_many(a, COUNT);
+    for node in [a, b] {
+        follow(node);
+        eventually("the server has all overrides", || {
+            (node.limiter.overrides().len() == COUNT).then_some(())
+        });
+    }
+    assert_eq!(admitted(b, "user-7"), 20);
+    set(a, "user-7", "35/h");
+    assert!(remove(a, "user-8"));
+    set(a, "another", "12/h");
+    let decides = |user: &str, limit: usize| {
+        let rules = b.limiter.rules();
+        let (rule, now) = (rules.rule(RULE).unwrap(), b.limiter.now());
+        let limits = rules.limits_of_key(rule, &b.key(RULE, user), now);
+        let policies: Vec<_> = limits
+            .iter()
+            .map(|limit| limit.policy().to_string())
+            .collect();
+        policies == [format!("{limit}/h")]
+    };
+    eventually("the other server applies the changes", || {
+        (decides("user-7", 35) && decides("user-8", 10) && decides("another", 12)).then_some(())
+    });
+    assert_eq!(admitted(b, "user-7"), 15, "20 of 35 were spent");
+    assert_eq!(admitted(b, "user-8"), 10);
+    assert_eq!(admitted(b, "another"), 12);
+    assert_eq!(admitted(b, "user-9"), 20);
+    assert_eq!(b.limiter.overrides().len(), COUNT);
+}
+
+/// A change is confirmed only after Redis has written it to disk, so a crash of Redis loses no
+/// confirmed change. A change that is reported as failed may have been made.
+#[test]
+fn no_confirmed_change_is_lost_while_redis_restarts_with_persistence() {
+    const CRASHES: usize = 3;
+    // There are so many users that most changes before a crash are not repeated after it.
+    const USERS: usize = 1_000;
+    let mut redis = RedisServer::start_with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = &nodes;
+    for node in [a, b] {
+        node.until_up(true);
+        follow(node);
+    }
+    let (confirmed, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let is_over = AtomicBool::new(false);
+    let increases = |counter: &AtomicUsize, by: usize| {
+        let before = counter.load(Ordering::Relaxed);
+        eventually("changes are made", || {
+            (counter.load(Ordering::Relaxed) >= before + by).then_some(())
+        });
+    };
+    // For each user, the states that are permitted at the end: the last confirmed state, and the
+    // states of later changes that failed.
+    let mut permitted: HashMap<usize, Vec<Option<String>>> = HashMap::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..CRASHES {
+                increases(&confirmed, 200);
+                redis.kill();
+                increases(&failed, 1);
+                redis.restart();
+            }
+            increases(&confirmed, 1);
+            is_over.store(true, Ordering::Relaxed);
+        });
+        for number in 0.. {
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
+            let (node, user) = (&nodes[number % 2], number % USERS);
+            let name = format!("user-{user:03}");
+            let limit = (number % 7 > 0).then(|| format!("{}/h", number + 1));
+            let changed = match &limit {
+                Some(limit) => try_set(node, &name, limit).map(drop),
+                None => {
+                    let target = OverrideTarget::of(&[&name]);
+                    node.run(node.limiter.remove_override(RULE, &target))
+                        .map(drop)
+                }
+            };
+            let state = limit.map(|limit| format!("{name} {limit}"));
+            // At first, the user has no override.
+            let states = permitted.entry(user).or_insert_with(|| vec![None]);
+            if changed.is_ok() {
+                states.clear();
+                confirmed.fetch_add(1, Ordering::Relaxed);
+            } else {
+                failed.fetch_add(1, Ordering::Relaxed);
+            }
+            states.push(state);
+        }
+    });
+    eventually("the servers agree with Redis and with each other", || {
+        let overrides = shown(a);
+        let state_of = |user: usize| {
+            let name = format!("user-{user:03} ");
+            let mut own = overrides.iter().filter(|state| state.starts_with(&name));
+            own.next().cloned()
+        };
+        let is_permitted = permitted
+            .iter()
+            .all(|(user, states)| states.contains(&state_of(*user)));
+        (is_permitted && shown(b) == overrides).then_some(())
+    });
 }
 
 #[test]
