@@ -29,9 +29,10 @@
 //! If a key is dropped, its bound becomes at least its count.
 //!
 //! The error bound follows as for the Misra-Gries sketch, to which Space-Saving is isomorphic. Each
-//! addition increases the sum of `count - floor` over all keys by at most its weight. Each increase
-//! of `floor` by 1 decreases this sum by at least `keys + 1`. Therefore, `floor <= total /
-//! (keys + 1)`.
+//! addition increases the sum of `count - floor` over all keys in the sketch by at most its weight.
+//! Each increase of `floor` by 1 decreases this sum by at least `keys + 1`. Therefore, `floor <=
+//! total / (keys + 1)`. If the keys are longer than 64 bytes on average, or if memory is short, the
+//! sketch keeps fewer keys, and the bound is larger accordingly.
 //!
 //! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors
 //! of two sketches. If only one sketch has a key, the floor of the other sketch is added to the

@@ -230,12 +230,16 @@ impl Recorder {
 
 impl LiveSlice {
     fn heap_bytes(&self) -> usize {
-        self.groups.capacity() * size_of::<Group>() + self.sketch_bytes
+        self.groups.capacity() * size_of::<Group>() + self.measured_sketch_bytes()
     }
 
     fn measure(&mut self) {
+        self.sketch_bytes = self.measured_sketch_bytes();
+    }
+
+    fn measured_sketch_bytes(&self) -> usize {
         let sketches = self.groups.iter().flat_map(|group| group.sketches.iter());
-        self.sketch_bytes = sketches.flatten().map(|sketch| sketch.heap_bytes()).sum();
+        sketches.flatten().map(|sketch| sketch.heap_bytes()).sum()
     }
 }
 

@@ -16,7 +16,8 @@ const UNUSED: Slot = Slot {
     entry: u32::MAX,
 };
 
-/// The number of [bounds](Sketch::bounds) per kept key, before it is rounded up to a power of two.
+/// The number of bounds in the [filter](Sketch::filter) per kept key, before this number is rounded
+/// up to a power of two.
 const BOUNDS_PER_KEY: usize = 4;
 
 /// A Space-Saving sketch: the keys with the largest total weights, each with an error. The [module
@@ -34,7 +35,7 @@ pub struct Sketch {
     /// The filter: upper bounds for the sums of the keys without an entry. All keys whose hashes
     /// have the same first bits share a bound. A bound is at most `floor`. The length is a power of
     /// two, or 0 if there is no filter. Then `floor` is the only bound.
-    bounds: Vec<u64>,
+    filter: Vec<u64>,
     /// The number of entries that are kept when a full sketch drops keys.
     keep: u32,
 }
@@ -64,7 +65,7 @@ impl Sketch {
             keys: Vec::new(),
             slots: Vec::new(),
             floor: 0,
-            bounds: Vec::new(),
+            filter: Vec::new(),
             keep: u32::try_from(keep.max(1)).unwrap_or(u32::MAX >> 2),
         }
     }
@@ -99,28 +100,31 @@ impl Sketch {
     /// `floor`, the key gets an entry, for which other keys may be dropped.
     #[inline]
     pub fn insert(&mut self, key: &[u8], hash: u32, weight: u64) {
-        let Some(bound) = bound_index(&self.bounds, hash) else {
-            return self.insert_entry(key, hash, self.floor, weight);
-        };
-        let bound = &mut self.bounds[bound];
-        let count = bound.saturating_add(weight);
-        if count <= self.floor {
-            *bound = count;
-            return;
+        if !self.count_in_filter(hash, weight) {
+            self.insert_entry(key, hash, weight);
         }
-        let error = *bound;
-        self.insert_entry(key, hash, error, weight);
     }
 
-    /// Inserts an entry for `key`, whose sum before this addition was at most `error`. Makes room
-    /// for the entry if necessary.
-    fn insert_entry(&mut self, key: &[u8], hash: u32, error: u64, weight: u64) {
-        let key = &key[..key.len().min(MAX_KEY_BYTES)];
-        if self.entries.len() >= self.capacity() {
-            self.shrink_to(self.keep as usize);
+    /// Adds `weight` to the bound in the filter and returns true, or returns false if the bound
+    /// would exceed `floor`.
+    #[inline]
+    fn count_in_filter(&mut self, hash: u32, weight: u64) -> bool {
+        let Some(index) = filter_index(&self.filter, hash) else {
+            return false;
+        };
+        let sum = self.filter[index].saturating_add(weight);
+        let is_rare = sum <= self.floor;
+        if is_rare {
+            self.filter[index] = sum;
         }
-        while self.keys.len() + key.len() > self.max_key_bytes() {
-            self.shrink_to(self.entries.len() / 2);
+        is_rare
+    }
+
+    fn insert_entry(&mut self, key: &[u8], hash: u32, weight: u64) {
+        let key = &key[..key.len().min(MAX_KEY_BYTES)];
+        // The count of an entry is never below `floor`, which rises if keys are dropped.
+        if self.make_room(key.len()) && self.count_in_filter(hash, weight) {
+            return;
         }
         let (most, most_bytes) = (self.capacity(), self.max_key_bytes());
         reserve(&mut self.entries, 1, most);
@@ -128,6 +132,8 @@ impl Sketch {
         // The total length of the keys is at most `max_key_bytes`, which is below 2³².
         let start = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
         self.keys.extend_from_slice(key);
+        let index = filter_index(&self.filter, hash);
+        let error = index.map_or(self.floor, |index| self.filter[index]);
         self.entries.push(Entry {
             count: error.saturating_add(weight),
             error,
@@ -140,6 +146,26 @@ impl Sketch {
         } else {
             self.index_entry(self.entries.len() - 1);
         }
+    }
+
+    /// Makes room for an entry with a key of this length. Returns whether keys were dropped.
+    fn make_room(&mut self, key_bytes: usize) -> bool {
+        let has_room = |sketch: &Self| {
+            sketch.entries.len() < sketch.capacity()
+                && sketch.keys.len() + key_bytes <= sketch.max_key_bytes()
+        };
+        if has_room(self) {
+            return false;
+        }
+        if self.filter.is_empty() {
+            let len = (self.keep as usize * BOUNDS_PER_KEY).next_power_of_two();
+            self.filter = vec![self.floor; len];
+        }
+        self.shrink_to(self.keep as usize);
+        while !has_room(self) {
+            self.shrink_to(self.entries.len() / 2);
+        }
+        true
     }
 
     /// Adds `weight` to `key`.
@@ -156,14 +182,10 @@ impl Sketch {
         }
         let by_count = |a: &Entry, b: &Entry| b.count.cmp(&a.count);
         let (_, highest_dropped, _) = self.entries.select_nth_unstable_by(keep, by_count);
-        if self.bounds.is_empty() {
-            let len = (self.keep as usize * BOUNDS_PER_KEY).next_power_of_two();
-            self.bounds = vec![self.floor; len];
-        }
         self.floor = self.floor.max(highest_dropped.count);
         for dropped in self.entries.drain(keep..) {
-            if let Some(at) = bound_index(&self.bounds, dropped.hash) {
-                self.bounds[at] = self.bounds[at].max(dropped.count);
+            if let Some(index) = filter_index(&self.filter, dropped.hash) {
+                self.filter[index] = self.filter[index].max(dropped.count);
             }
         }
         let mut keys = Vec::with_capacity(self.keys.capacity());
@@ -178,10 +200,10 @@ impl Sketch {
 
     /// Halves the number of keys, and releases unused memory and the filter.
     pub fn halve(&mut self) {
+        self.filter = Vec::new();
         self.shrink_to(self.entries.len() / 2);
         self.entries.shrink_to_fit();
         self.keys.shrink_to_fit();
-        self.bounds = Vec::new();
         self.slots = Vec::new();
         if !self.entries.is_empty() {
             self.index((self.entries.len() * 2).next_power_of_two().max(8));
@@ -204,7 +226,7 @@ impl Sketch {
         self.entries.capacity() * size_of::<Entry>()
             + self.keys.capacity()
             + self.slots.capacity() * size_of::<Slot>()
-            + self.bounds.capacity() * size_of::<u64>()
+            + self.filter.capacity() * size_of::<u64>()
     }
 
     /// Returns the maximum number of entries: twice the number of entries that are kept when a full
@@ -239,10 +261,10 @@ impl Sketch {
     }
 }
 
-/// Returns the index of the bound for a key with this hash; `None` if there are no bounds. The
-/// first bits of the hash are used, because the hash table uses the last bits.
-fn bound_index(bounds: &[u64], hash: u32) -> Option<usize> {
-    let bits = bounds.len().checked_ilog2()?;
+/// Returns the index of the bound for a key with this hash; `None` if there is no filter. The first
+/// bits of the hash are used, because the hash table uses the last bits.
+fn filter_index(filter: &[u64], hash: u32) -> Option<usize> {
+    let bits = filter.len().checked_ilog2()?;
     let index = u64::from(hash) << bits >> u32::BITS;
     usize::try_from(index).ok()
 }
