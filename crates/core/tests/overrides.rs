@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, thread};
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -199,6 +199,53 @@ fn overrides_outlive_a_reload() {
     fixture.set(&["alice"], replacement(&["30/min"]));
     let slots = Limit::parse_like("3", &"1/s".parse::<Limit>().unwrap());
     assert!(slots.is_err());
+}
+
+/// While the table of a rule is split into shards, each override stays in effect.
+#[test]
+fn overrides_apply_while_many_more_are_set() {
+    let fixture = Fixture::new(vec![api()]);
+    for number in 0..100 {
+        fixture.set(&[&format!("early-{number}")], replacement(&["20/min"]));
+    }
+    thread::scope(|scope| {
+        let setter = scope.spawn(|| {
+            for number in 0..3_000 {
+                fixture.set(&[&format!("late-{number}")], replacement(&["30/min"]));
+            }
+        });
+        while !setter.is_finished() {
+            for number in 0..100 {
+                assert_eq!(fixture.look(&format!("early-{number}")).0, 20);
+            }
+        }
+    });
+    for number in 0..3_000 {
+        assert_eq!(fixture.look(&format!("late-{number}")).0, 30);
+    }
+    assert_eq!(fixture.overrides.len(), 3_100);
+    for number in 0..3_000 {
+        let target = OverrideTarget::of(&[&format!("late-{number}")]);
+        assert!(fixture.overrides.remove("api", &target).is_some());
+    }
+    assert_eq!(fixture.overrides.len(), 100);
+    assert_eq!(fixture.look("early-7").0, 20);
+}
+
+/// The bytes of a key with two values are also those of a key with a single value.
+#[test]
+fn an_override_has_no_effect_on_a_key_with_another_number_of_entries() {
+    let two = Rule::new("api", limits(&["10/min"])).unwrap();
+    let fixture = Fixture::new(vec![two.keyed_by(&["customer", "path"]).unwrap()]);
+    fixture.set(&["a", "b"], replacement(&["20/min"]));
+    let one = RuleSet::build(vec![api()], Vec::new()).unwrap();
+    let fixture = Fixture {
+        rules: one.with_overrides(&fixture.overrides),
+        ..fixture
+    };
+    for customer in ["a", "b", "\0\u{1}ab"] {
+        assert_eq!(fixture.look(customer).0, 10, "{customer:?}");
+    }
 }
 
 #[test]

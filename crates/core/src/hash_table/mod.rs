@@ -280,6 +280,15 @@ impl<E: TableEntry> Table<E> {
         }
     }
 
+    /// Passes each entry to `take`.
+    pub(crate) fn into_entries(self, mut take: impl FnMut(E)) {
+        for chunk in self.chunks {
+            for entry in chunk.into_iter().flatten() {
+                take(entry);
+            }
+        }
+    }
+
     /// Shrinks the table if entries fill less than a quarter of its home slots.
     pub(crate) fn shrink_if_empty(&mut self, hash_of: impl Fn(&E) -> u64) {
         if self.len * 4 < self.homes && self.chunks.len() > 1 {

@@ -3,7 +3,7 @@
 use super::stored::{Generation, StoredOverride};
 use crate::hash_table::{Distance, Key, TableEntry};
 
-/// An override for a single key. It fits in a cache line, so a lookup waits for one line only.
+/// An override for a single key. It fits in a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct KeyOverride {
@@ -14,7 +14,7 @@ pub(super) struct KeyOverride {
     distance: Distance,
     /// The number of values in the target. If the rule's key now has a different number of entries,
     /// the override has no effect.
-    pub(super) values: u8,
+    values: u8,
 }
 
 const _: () = assert!(size_of::<Option<KeyOverride>>() == 64);
@@ -34,6 +34,11 @@ impl KeyOverride {
             // A key has at most 16 values.
             values: u8::try_from(values).unwrap_or(u8::MAX),
         }
+    }
+
+    /// Returns whether the target has as many values as a key with this number of entries.
+    pub(super) fn is_for(&self, entries: usize) -> bool {
+        usize::from(self.values) == entries
     }
 }
 

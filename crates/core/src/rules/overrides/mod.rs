@@ -13,6 +13,7 @@
 
 mod key_filter;
 mod key_override;
+mod key_overrides;
 mod patterns;
 mod replacement;
 mod rule_overrides;

@@ -3,8 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        Weak,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -13,22 +12,18 @@ use super::{
     Override, OverrideError, OverrideTarget, Replacement,
     key_filter::KeyFilter,
     key_override::KeyOverride,
+    key_overrides::KeyOverrides,
     patterns::{self, PatternOverrides},
     replacement::CompiledReplacement,
     stored::{Generation, StoredOverride},
 };
 use crate::{
     eval::Limits,
-    hash_table::{RandomState, Table, hash_with},
+    hash_table::{RandomState, hash_with},
     limit::bounds,
     rules::{LookupBuffers, Rule, RuleError, key},
     time::Timestamp,
 };
-
-/// The number of shards for the overrides of single keys, so that a change locks only one shard.
-const SHARDS: usize = 64;
-
-type Shard = RwLock<Table<KeyOverride>>;
 
 /// The hash of a key of the rule, from [`RuleOverrides::prefetch`].
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +38,7 @@ pub struct RuleOverrides {
     hasher: RandomState,
     /// A filter for the keys that have an override in any rule.
     filter: Arc<KeyFilter>,
-    /// The overrides of single keys. The shards are created when the first override is set.
-    keys: OnceLock<Box<[Shard]>>,
+    keys: KeyOverrides,
     patterns: RwLock<PatternOverrides>,
     compiled: Mutex<SharedReplacements>,
 }
@@ -106,9 +100,11 @@ impl RuleOverrides {
             OverrideTarget::Key(values) => {
                 let bytes = encode(values.iter().map(|value| &**value));
                 let hash = self.hash(&bytes);
-                let shard = read(self.shard(hash)?);
-                let slot = shard.find(hash, &bytes)?;
-                Some(shard[slot].stored.to_override())
+                let table = self.keys.read(hash);
+                let known = &table[table.find(hash, &bytes)?];
+                known
+                    .is_for(values.len())
+                    .then(|| known.stored.to_override())
             }
             OverrideTarget::Pattern(texts) => {
                 let patterns = read(&self.patterns);
@@ -180,14 +176,13 @@ impl RuleOverrides {
         now: Timestamp,
         buffers: &mut LookupBuffers,
     ) -> Option<Arc<Limits>> {
-        if self.filter.may_contain(hash)
-            && let Some(shard) = self.shard(hash)
-        {
-            let shard = read(shard);
-            if let Some(slot) = shard.find(hash, bytes)
-                && shard[slot].stored.is_unexpired(now)
+        if self.filter.may_contain(hash) {
+            let table = self.keys.read(hash);
+            if let Some(slot) = table.find(hash, bytes)
+                && table[slot].is_for(rule.key().len())
+                && table[slot].stored.is_unexpired(now)
             {
-                return shard[slot].stored.compiled.limits(rule);
+                return table[slot].stored.compiled.limits(rule);
             }
         }
         if !self.has_patterns() {
@@ -246,20 +241,11 @@ impl RuleOverrides {
         let replaced = match target {
             OverrideTarget::Key(values) => {
                 let bytes = encode(values.iter().map(|value| &**value));
-                let shards = self
-                    .keys
-                    .get_or_init(|| (0..SHARDS).map(|_| Shard::default()).collect());
                 let hash = self.hash(&bytes);
                 let new = KeyOverride::new(&bytes, values.len(), stored, generation);
                 let _added = self.filter.add(hash);
-                let mut shard = write(&shards[shard_index(hash)]);
-                match shard.find(hash, &bytes) {
-                    Some(slot) => Some(shard.replace(slot, new).stored),
-                    None => {
-                        shard.insert(hash, new, |known| self.hash(known.key.bytes()));
-                        None
-                    }
-                }
+                let hash_of = |known: &KeyOverride| self.hash(known.key.bytes());
+                self.keys.set(hash, new, hash_of).map(|known| known.stored)
             }
             OverrideTarget::Pattern(texts) => {
                 self.change_patterns(|all| all.set(texts, stored, generation))?
@@ -284,10 +270,10 @@ impl RuleOverrides {
             OverrideTarget::Key(values) => {
                 let bytes = encode(values.iter().map(|value| &**value));
                 let hash = self.hash(&bytes);
-                let mut shard = write(self.shard(hash)?);
-                let slot = shard.find(hash, &bytes)?;
-                let removed = shard.remove(slot)?;
-                shard.shrink_if_empty(|known| self.hash(known.key.bytes()));
+                let mut table = self.keys.write(hash);
+                let slot = table.find(hash, &bytes)?;
+                let removed = table.remove(slot)?;
+                table.shrink_if_empty(|known| self.hash(known.key.bytes()));
                 removed.stored
             }
             OverrideTarget::Pattern(texts) => self.change_patterns(|all| all.remove(texts))?,
@@ -299,13 +285,12 @@ impl RuleOverrides {
     /// Removes the overrides for which `keep` returns false, and returns their number.
     pub(super) fn retain(&self, keep: &impl Fn(&StoredOverride, Generation) -> bool) -> usize {
         let mut removed = self.change_patterns(|all| all.retain(keep));
-        for shard in self.keys.get().into_iter().flatten() {
-            let mut shard = write(shard);
-            let before = shard.len();
-            shard.retain(|known| keep(&known.stored, known.generation));
-            removed += before - shard.len();
-            shard.shrink_if_empty(|known| self.hash(known.key.bytes()));
-        }
+        self.keys.change_each_table(|table| {
+            let before = table.len();
+            table.retain(|known| keep(&known.stored, known.generation));
+            removed += before - table.len();
+            table.shrink_if_empty(|known| self.hash(known.key.bytes()));
+        });
         self.count.fetch_sub(removed, Ordering::Relaxed);
         removed
     }
@@ -326,14 +311,15 @@ impl RuleOverrides {
             most,
             first: std::collections::BTreeMap::new(),
         };
-        for shard in self.keys.get().into_iter().flatten() {
-            for known in read(shard).iter() {
+        let entries = rule.key().len();
+        self.keys.for_each_table(|table| {
+            for known in table.iter().filter(|known| known.is_for(entries)) {
                 if let Some(values) = rule.decode_values(known.key.bytes()) {
                     let values = values.into_iter().map(Box::from).collect();
                     page.offer(OverrideTarget::Key(values), &known.stored, &select);
                 }
             }
-        }
+        });
         for (texts, stored) in read(&self.patterns).iter() {
             page.offer(OverrideTarget::Pattern(texts.to_vec()), stored, &select);
         }
@@ -345,31 +331,31 @@ impl RuleOverrides {
     /// Visits all overrides.
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {
-        let is_inactive = |values: usize, stored: &StoredOverride| {
-            values != rule.key().len() || stored.compiled.limits(rule).is_none()
+        let entries = rule.key().len();
+        let is_inactive = |is_for_rule: bool, stored: &StoredOverride| {
+            !is_for_rule || stored.compiled.limits(rule).is_none()
         };
-        let shards = self.keys.get().into_iter().flatten();
-        let of_keys = shards.map(|shard| {
-            let shard = read(shard);
-            let inactive = shard
+        let mut of_keys = 0;
+        self.keys.for_each_table(|table| {
+            let inactive = table
                 .iter()
-                .filter(|known| is_inactive(usize::from(known.values), &known.stored));
-            inactive.count()
+                .filter(|known| is_inactive(known.is_for(entries), &known.stored));
+            of_keys += inactive.count();
         });
         let patterns = read(&self.patterns);
         let of_patterns = patterns
             .iter()
-            .filter(|(texts, stored)| is_inactive(texts.len(), stored));
-        of_keys.sum::<usize>() + of_patterns.count()
+            .filter(|(texts, stored)| is_inactive(texts.len() == entries, stored));
+        of_keys + of_patterns.count()
     }
 
     /// Calls `visit` with the hash of each key that has an override.
     pub(super) fn for_each_hash(&self, visit: &mut dyn FnMut(u64)) {
-        for shard in self.keys.get().into_iter().flatten() {
-            for known in read(shard).iter() {
+        self.keys.for_each_table(|table| {
+            for known in table.iter() {
                 visit(self.hash(known.key.bytes()));
             }
-        }
+        });
     }
 
     fn change_patterns<T>(&self, change: impl FnOnce(&mut PatternOverrides) -> T) -> T {
@@ -383,19 +369,6 @@ impl RuleOverrides {
     fn hash(&self, bytes: &[u8]) -> u64 {
         hash_with(&self.hasher, bytes)
     }
-
-    #[inline]
-    fn shard(&self, hash: u64) -> Option<&Shard> {
-        let shards = self.keys.get()?;
-        Some(&shards[shard_index(hash)])
-    }
-}
-
-/// Returns the index of the shard for the hash of a key.
-fn shard_index(hash: u64) -> usize {
-    // Use the highest 6 bits, because lower bits select the slot in the shard's table. The
-    // remainder is less than the number of shards, so it fits in a `usize`.
-    ((hash >> 58) % SHARDS as u64) as usize
 }
 
 /// A page of a listing, sorted by target.

@@ -1,0 +1,131 @@
+//! The overrides of a rule for single keys.
+
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::key_override::KeyOverride;
+use crate::hash_table::Table;
+
+/// The number of shards of a large table, so that a change locks only one shard.
+const SHARDS: usize = 64;
+
+/// From this number of overrides on, the table is split into shards. A rule with fewer overrides
+/// takes the memory of a single table, which is at least 4.2 KiB.
+const SPLIT_AT: usize = 1_024;
+
+type Shard = RwLock<Table<KeyOverride>>;
+
+/// A concurrent hash table of overrides. It starts with a single table. A large table is split once
+/// into shards, and stays split.
+#[derive(Debug, Default)]
+pub(super) struct KeyOverrides {
+    /// The table before the split; empty after it.
+    first: Shard,
+    /// Set by the split, while `first` is locked.
+    shards: OnceLock<Box<[Shard]>>,
+}
+
+impl KeyOverrides {
+    /// Locks the table in which the key with this hash is, or would be.
+    pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, Table<KeyOverride>> {
+        loop {
+            let shard = self.shard(hash);
+            let table = read(shard);
+            // The table may have been split while this thread waited for the lock.
+            if std::ptr::eq(shard, self.shard(hash)) {
+                return table;
+            }
+        }
+    }
+
+    /// Locks the table in which the key with this hash is, or would be, to change it.
+    pub(super) fn write(&self, hash: u64) -> RwLockWriteGuard<'_, Table<KeyOverride>> {
+        loop {
+            let shard = self.shard(hash);
+            let table = write(shard);
+            // As in `Self::read`.
+            if std::ptr::eq(shard, self.shard(hash)) {
+                return table;
+            }
+        }
+    }
+
+    /// Inserts an override for a key that may have one already. Returns the replaced override.
+    pub(super) fn set(
+        &self,
+        hash: u64,
+        new: KeyOverride,
+        hash_of: impl Fn(&KeyOverride) -> u64,
+    ) -> Option<KeyOverride> {
+        let mut table = self.write(hash);
+        if let Some(slot) = table.find(hash, new.key.bytes()) {
+            return Some(table.replace(slot, new));
+        }
+        table.insert(hash, new, &hash_of);
+        let is_large = table.len() >= SPLIT_AT;
+        drop(table);
+        if is_large && self.shards.get().is_none() {
+            self.split(hash_of);
+        }
+        None
+    }
+
+    /// Calls `visit` with each table.
+    pub(super) fn for_each_table(&self, mut visit: impl FnMut(&Table<KeyOverride>)) {
+        let first = read(&self.first);
+        let Some(shards) = self.shards.get() else {
+            return visit(&first);
+        };
+        drop(first);
+        shards.iter().for_each(|shard| visit(&read(shard)));
+    }
+
+    /// Calls `change` with each table.
+    pub(super) fn change_each_table(&self, mut change: impl FnMut(&mut Table<KeyOverride>)) {
+        let mut first = write(&self.first);
+        let Some(shards) = self.shards.get() else {
+            return change(&mut first);
+        };
+        drop(first);
+        shards.iter().for_each(|shard| change(&mut write(shard)));
+    }
+
+    #[inline]
+    fn shard(&self, hash: u64) -> &Shard {
+        match self.shards.get() {
+            Some(shards) => &shards[shard_index(hash)],
+            None => &self.first,
+        }
+    }
+
+    fn split(&self, hash_of: impl Fn(&KeyOverride) -> u64) {
+        let mut first = write(&self.first);
+        // Another thread may have split the table since.
+        if self.shards.get().is_some() {
+            return;
+        }
+        let mut tables: Vec<_> = (0..SHARDS).map(|_| Table::default()).collect();
+        std::mem::take(&mut *first).into_entries(|known| {
+            let hash = hash_of(&known);
+            tables[shard_index(hash)].insert(hash, known, &hash_of);
+        });
+        let shards = tables.into_iter().map(RwLock::new).collect();
+        let split = self.shards.set(shards);
+        debug_assert!(split.is_ok(), "`first` is locked");
+    }
+}
+
+/// Returns the index of the shard for the hash of a key.
+fn shard_index(hash: u64) -> usize {
+    // Use the highest 6 bits, because lower bits select the slot in the shard's table. The
+    // remainder is less than the number of shards, so it fits in a `usize`.
+    ((hash >> 58) % SHARDS as u64) as usize
+}
+
+// No code panics while it holds a lock, so the lock cannot be poisoned.
+fn read(shard: &Shard) -> RwLockReadGuard<'_, Table<KeyOverride>> {
+    shard.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write(shard: &Shard) -> RwLockWriteGuard<'_, Table<KeyOverride>> {
+    shard.write().unwrap_or_else(PoisonError::into_inner)
+}
