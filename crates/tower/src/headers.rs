@@ -99,6 +99,7 @@ pub struct HeaderWriter {
     text: Vec<u8>,
     /// The last value of `RateLimit-Policy`.
     policies: Option<HeaderValue>,
+    is_reused: bool,
 }
 
 /// The default writer writes the `RateLimit` and `RateLimit-Policy` headers, but not the
@@ -121,6 +122,7 @@ impl HeaderWriter {
             rule_names: RuleNames::default(),
             text: Vec::new(),
             policies: None,
+            is_reused: true,
         }
     }
 
@@ -144,6 +146,17 @@ impl HeaderWriter {
     /// The limits of shadow rules are not shown. The denial of a request that can never be admitted
     /// has no `Retry-After`.
     pub fn write(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
+        self.write_all(verdict, now, headers);
+    }
+
+    /// Adds the headers as [`Self::write`] does. Use this function for a writer that writes a single
+    /// response, because such a writer need not keep a value for the next response.
+    pub fn write_once(mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
+        self.is_reused = false;
+        self.write_all(verdict, now, headers);
+    }
+
+    fn write_all(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
         let retry_after = retry_after_secs(verdict);
         if self.ratelimit {
             let shown = Shown::of(verdict);
@@ -181,14 +194,19 @@ impl HeaderWriter {
                 structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
         }
-        // Most responses of a connection have the same policies. A copy of the value shares its
+        // Most responses on a connection have the same policies. A copy of the value shares its
         // memory, and is not validated again.
         let last = self.policies.as_ref();
         if last.is_none_or(|value| value.as_bytes() != self.text) {
             self.policies = HeaderValue::from_bytes(&self.text).ok();
         }
-        if let Some(value) = &self.policies {
-            headers.insert(RATELIMIT_POLICY, value.clone());
+        let value = if self.is_reused {
+            self.policies.clone()
+        } else {
+            self.policies.take()
+        };
+        if let Some(value) = value {
+            headers.insert(RATELIMIT_POLICY, value);
         }
     }
 

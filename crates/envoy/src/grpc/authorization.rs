@@ -164,9 +164,10 @@ fn given(attribute: &str) -> Option<&str> {
 
 /// Builds the response for `verdict`, a verdict from the time `now`.
 fn written(headers: Headers, verdict: &Verdict<'_>, now: Timestamp) -> CheckResponse {
-    let mut writer = headers.writer();
+    let writer = headers.writer();
+    let rule_names = writer.rule_names();
     let mut headers = HeaderMap::new();
-    writer.write(verdict, now, &mut headers);
+    writer.write_once(verdict, now, &mut headers);
     let metadata = Some(metadata(verdict));
     if verdict.allowed {
         return CheckResponse {
@@ -178,7 +179,7 @@ fn written(headers: Headers, verdict: &Verdict<'_>, now: Timestamp) -> CheckResp
             dynamic_metadata: metadata,
         };
     }
-    let mut response = denial_response(verdict, writer.rule_names());
+    let mut response = denial_response(verdict, rule_names);
     response.headers_mut().extend(headers);
     let code = if response.status() == StatusCode::TOO_MANY_REQUESTS {
         Code::ResourceExhausted

@@ -128,7 +128,7 @@ impl ActionPolicy {
     ) -> Action {
         let mut headers = HeaderMap::new();
         let now = decided.now;
-        self.headers.clone().write(&verdict, now, &mut headers);
+        self.headers.clone().write_once(&verdict, now, &mut headers);
         if verdict.allowed {
             return Action::Forward(Forward {
                 status: self.inserts_status.then(|| RateLimitStatus::of(&verdict)),

@@ -154,7 +154,7 @@ pub(super) async fn answer(
         };
         limiter.observe_and_audit(audited, &verdict);
         let mut headers = HeaderMap::new();
-        writer.clone().write(&verdict, now, &mut headers);
+        writer.clone().write_once(&verdict, now, &mut headers);
         put_ack(&mut out, notify.id, max_frame_bytes, |actions| {
             set_verdict(actions, &verdict, &headers);
         });
