@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -175,7 +175,6 @@ fn no_confirmed_change_is_lost_while_redis_restarts_with_persistence() {
         follow(node);
     }
     let (confirmed, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let is_over = AtomicBool::new(false);
     let increases = |counter: &AtomicUsize, by: usize| {
         let before = counter.load(Ordering::Relaxed);
         eventually("changes are made", || {
@@ -186,7 +185,7 @@ fn no_confirmed_change_is_lost_while_redis_restarts_with_persistence() {
     // states of later changes that failed.
     let mut permitted: HashMap<usize, Vec<Option<String>>> = HashMap::new();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let crashes = scope.spawn(|| {
             for _ in 0..CRASHES {
                 increases(&confirmed, 200);
                 redis.kill();
@@ -194,10 +193,9 @@ fn no_confirmed_change_is_lost_while_redis_restarts_with_persistence() {
                 redis.restart();
             }
             increases(&confirmed, 1);
-            is_over.store(true, Ordering::Relaxed);
         });
         for number in 0.. {
-            if is_over.load(Ordering::Relaxed) {
+            if crashes.is_finished() {
                 break;
             }
             let (node, user) = (&nodes[number % 2], number % USERS);
