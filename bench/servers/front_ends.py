@@ -140,7 +140,7 @@ def start_haproxy(setting):
         "bind 127.0.0.1:8000": f"bind 127.0.0.1:{port}",
         "bind 127.0.0.1:8001": f"bind 127.0.0.1:{free_port()}",
         "server application 127.0.0.1:8001": f"server application {setting.upstream}",
-        "127.0.0.1:8083": setting.address("spop"),
+        "127.0.0.1:8084": setting.address("spop"),
         # The paths in the example are relative to the repository.
         "config examples/haproxy/spoe.conf": f"config {setting.folder}/spoe.conf",
     }

@@ -60,7 +60,7 @@ impl Haproxy {
             let config = read("haproxy.cfg")
                 .replace(":8000", &format!(":{front}"))
                 .replace(":8001", &format!(":{application}"))
-                .replace("127.0.0.1:8083", &server.spop().to_string());
+                .replace("127.0.0.1:8084", &server.spop().to_string());
             scratch.write("haproxy.cfg", &config);
             let mut haproxy = Command::new(tool("haproxy"));
             haproxy.args(["-db", "-f", "haproxy.cfg"]);
