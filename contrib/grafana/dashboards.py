@@ -139,7 +139,7 @@ def operators():
                  "Prometheus or in Alertmanager.", "short",
                  (f"count({FIRING}) or vector(0)", ""), thresholds=RED_ABOVE_ZERO),
             stat("Servers with a rejected rules file", "Servers whose last reload failed. Their "
-                 "rules in force are not those of the file. `tidegate reload` lists the errors.",
+                 "active rules are not those of the file. `tidegate reload` lists the errors.",
                  "short", (f"count(tidegate_last_reload_success{{{SERVER}}} == 0) or vector(0)", ""),
                  thresholds=RED_ABOVE_ZERO),
             stat("Blocks", "Keys that operators have blocked. `tidegate blocks` lists them.", "short",
@@ -191,7 +191,7 @@ def operators():
                       (quantile(0.9, utilization, RULE, "rule"), "Utilization, 90 % of the decisions",
                        "percentunit"),
                   ], width=14),
-            table("Limits", "The limits in force: the number of units that an idle key can spend "
+            table("Limits", "The active limits: the number of units that an idle key can spend "
                   "at once.", [(f"max by (rule, policy) (tidegate_limit{{{RULE}}})", "Limit", "short")],
                   width=10),
         ]),
@@ -361,7 +361,7 @@ def fleet():
         ]),
         ("Configuration", [
             table("Versions, and the state of the files", "1: the last attempt succeeded. 0: the "
-                  "old rules stay in force, or a restart would lose counters. Different numbers of "
+                  "old rules stay active, or a restart would lose counters. Different numbers of "
                   "limits mean that servers have different rules.", [
                       (f"max by (instance, version) (tidegate_build_info{{{SERVER}}})", "Running",
                        "short"),
