@@ -67,10 +67,11 @@ def free_port():
 
 
 def eventually(what, attempt, timeout=30.0):
-    """Waits until `attempt` returns a true value. Exits at the timeout."""
+    """Waits until `attempt` returns a true value. Exits at the timeout, with `what` or, if it is a
+    function, its result."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         if attempt():
             return
         time.sleep(0.02)
-    sys.exit(f"timed out after {timeout:.0f} s: {what}")
+    sys.exit(f"timed out after {timeout:.0f} s: {what() if callable(what) else what}")
