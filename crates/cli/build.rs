@@ -24,7 +24,12 @@ fn main() {
     reason = "cargo and packagers pass values in the environment"
 )]
 fn variable() -> Option<String> {
-    shortened(&env::var("TIDEGATE_COMMIT").ok()?)
+    let commit = env::var("TIDEGATE_COMMIT").ok()?;
+    // `packaging/build` marks a checkout with changes.
+    match commit.strip_suffix("-dirty") {
+        Some(commit) => Some(shortened(commit)? + "-dirty"),
+        None => shortened(&commit),
+    }
 }
 
 fn packaged() -> Option<String> {
