@@ -22,6 +22,7 @@ mod client;
 mod connection;
 mod resources;
 mod status;
+mod wire;
 
 pub use client::{InitialConfig, XdsClient};
 pub use resources::{MAX_RESOURCE_DESCRIPTORS, MAX_RESOURCES, TYPE_URL};

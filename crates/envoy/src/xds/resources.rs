@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use prost::Message as _;
+use prost::{DecodeError, Message as _};
 use prost_types::{Any, Struct, Value, value::Kind};
 use tidegate_config::{
     Mistake,
@@ -15,6 +15,7 @@ use tidegate_config::{
 };
 use tidegate_net::input::shown;
 
+use super::wire::count_elements;
 use crate::{
     FileMistake, LoadedConfig,
     config::{interpret, of_file},
@@ -29,9 +30,9 @@ pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.Ra
 /// The maximum number of resources in one response.
 pub const MAX_RESOURCES: usize = 10_000;
 
-/// The maximum number of descriptors in all resources of a response, at all depths. The maximum is
-/// necessary because an empty descriptor takes two bytes on the wire, but a hundred times as much
-/// memory.
+/// The maximum number of descriptors in all resources of a response, at all depths. Replaced limits
+/// and metadata values are counted as descriptors. The maximum is necessary because an empty
+/// descriptor takes two bytes on the wire, but a hundred times as much memory.
 pub const MAX_RESOURCE_DESCRIPTORS: usize = 500_000;
 
 /// Reads all `resources` of a response as one configuration.
@@ -49,22 +50,28 @@ pub(super) fn read(
         return Err(vec![mistake("response", message)]);
     }
     let (mut configs, mut mistakes) = (Vec::with_capacity(resources.len()), Vec::new());
-    let mut descriptors = 0_usize;
+    let mut elements = 0_usize;
     for (at, resource) in resources.iter().enumerate() {
         let place = format!("resources[{at}]");
-        match decode(resource) {
+        let decoded = match count(resource) {
+            Ok(count) => {
+                elements = elements.saturating_add(count);
+                if elements > MAX_RESOURCE_DESCRIPTORS {
+                    let message = format!(
+                        "the number of descriptors, replaced limits and metadata values in the resources exceeds the maximum of {MAX_RESOURCE_DESCRIPTORS}"
+                    );
+                    return Err(vec![mistake("response", message)]);
+                }
+                RateLimitConfig::decode(&*resource.value).map_err(|error| undecodable(&error))
+            }
+            Err(message) => Err(message),
+        };
+        match decoded {
             Ok(config) => {
-                descriptors = descriptors.saturating_add(count(&config.descriptors));
                 let name = Some(&config.name).filter(|name| !name.is_empty());
                 configs.push((name.map_or(place, |name| shown(name)), config));
             }
             Err(message) => mistakes.push(mistake(&place, message)),
-        }
-        if descriptors > MAX_RESOURCE_DESCRIPTORS {
-            let message = format!(
-                "the number of descriptors in the resources exceeds the maximum of {MAX_RESOURCE_DESCRIPTORS}"
-            );
-            return Err(vec![mistake("response", message)]);
         }
     }
     configs.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -84,19 +91,17 @@ pub(super) fn read(
     read
 }
 
-fn decode(resource: &Any) -> Result<RateLimitConfig, String> {
+/// Returns the number of elements in a resource that is not decoded yet.
+fn count(resource: &Any) -> Result<usize, String> {
     if resource.type_url != TYPE_URL {
         let found = shown(&resource.type_url);
         return Err(format!("has the type \"{found}\", expected {TYPE_URL}"));
     }
-    RateLimitConfig::decode(&*resource.value).map_err(|error| format!("cannot be decoded: {error}"))
+    count_elements(&resource.value).map_err(|error| undecodable(&error))
 }
 
-/// Returns the number of descriptors at all depths. The recursion is bounded, because the decoder
-/// limits the depth.
-fn count(descriptors: &[RateLimitDescriptor]) -> usize {
-    let inside = descriptors.iter().map(|one| count(&one.descriptors));
-    inside.fold(descriptors.len(), usize::saturating_add)
+fn undecodable(error: &DecodeError) -> String {
+    format!("cannot be decoded: {error}")
 }
 
 /// Creates an error about the resource `name` as a whole.
@@ -202,7 +207,10 @@ const fn node(content: Content<'_>) -> Node<'_> {
 
 #[cfg(test)]
 mod tests {
+    use prost_types::ListValue;
+
     use super::*;
+    use crate::proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
 
     fn any(config: &RateLimitConfig) -> Any {
         Any {
@@ -273,10 +281,6 @@ mod tests {
         let many = vec![any(&config("", "d", Vec::new())); MAX_RESOURCES + 1];
         let expected = "response: 10001 resources exceed the maximum of 10000";
         assert_eq!(mistakes(&many), [expected]);
-        let empty = vec![RateLimitDescriptor::default(); MAX_RESOURCE_DESCRIPTORS + 1];
-        let expected =
-            "response: the number of descriptors in the resources exceeds the maximum of 500000";
-        assert_eq!(mistakes(&[any(&config("", "d", empty))]), [expected]);
         let mut deep = limited("a", 2);
         for _ in 0..200 {
             deep = RateLimitDescriptor {
@@ -288,6 +292,69 @@ mod tests {
         let found = mistakes(&[any(&config("deep", "d", vec![deep]))]);
         let expected = "resources[0]: cannot be decoded: ";
         assert!(found[0].starts_with(expected), "{found:?}");
+    }
+
+    /// Returns resources with `count` elements of each type, which take two to five bytes each.
+    fn elements(count: usize) -> [Any; 4] {
+        let of = |descriptor| any(&config("", "d", vec![descriptor]));
+        let descriptors = vec![RateLimitDescriptor::default(); count];
+        let mut replaces = limited("a", 2);
+        let policy = replaces.rate_limit.as_mut().unwrap();
+        policy.replaces = vec![RateLimitReplace::default(); count];
+        let with_metadata = |fields| RateLimitDescriptor {
+            metadata: Some(Struct { fields }),
+            ..limited("a", 2)
+        };
+        let values = vec![Value::default(); count];
+        let list = Value {
+            kind: Some(Kind::ListValue(ListValue { values })),
+        };
+        let members = (0..count).map(|at| (at.to_string(), Value::default()));
+        [
+            any(&config("", "d", descriptors)),
+            of(replaces),
+            of(with_metadata([(String::new(), list)].into())),
+            of(with_metadata(members.collect())),
+        ]
+    }
+
+    #[test]
+    fn the_elements_of_a_response_are_bounded() {
+        let expected = "response: the number of descriptors, replaced limits and metadata values \
+            in the resources exceeds the maximum of 500000";
+        for resource in elements(MAX_RESOURCE_DESCRIPTORS + 1) {
+            assert_eq!(mistakes(&[resource]), [expected]);
+        }
+        // The elements of all resources count.
+        let half = elements(MAX_RESOURCE_DESCRIPTORS / 2);
+        assert_eq!(mistakes(&half), [expected]);
+    }
+
+    /// A decoder would allocate the memory before it reports the error at the end of the resource.
+    #[test]
+    fn the_elements_are_counted_before_a_resource_is_decoded() {
+        let [mut many, ..] = elements(MAX_RESOURCE_DESCRIPTORS + 1);
+        // The domain is not UTF-8.
+        many.value.extend(b"\x12\x01\xff");
+        let found = mistakes(&[many]);
+        assert!(
+            found[0].contains("exceeds the maximum of 500000"),
+            "{found:?}"
+        );
+    }
+
+    /// The decoder reads all fields of a message, even those beyond its end.
+    #[test]
+    fn a_field_beyond_the_end_of_its_message_is_not_decoded() {
+        let mut long = b"\x1a\x04\x22\xc0\x84\x3d".to_vec();
+        long.extend(b"\x22\0".repeat(MAX_RESOURCE_DESCRIPTORS + 1));
+        let resource = Any {
+            type_url: TYPE_URL.to_owned(),
+            value: long,
+        };
+        let expected =
+            "resources[0]: cannot be decoded: failed to decode Protobuf message: buffer underflow";
+        assert_eq!(mistakes(&[resource]), [expected]);
     }
 
     #[test]
