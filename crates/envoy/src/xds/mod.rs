@@ -9,9 +9,9 @@
 //! client                                             control plane
 //!   ── version "",  nonce "",  node ────────────────────▶           first request of a stream
 //!   ◀──────────────── version "7", nonce "a", resources ──
-//!   ── version "7", nonce "a" ──────────────────────────▶           ACK: in force
+//!   ── version "7", nonce "a" ──────────────────────────▶           ACK: active
 //!   ◀──────────────── version "8", nonce "b", resources ──
-//!   ── version "7", nonce "b", error_detail ────────────▶           NACK: version 7 stays in force
+//!   ── version "7", nonce "b", error_detail ────────────▶           NACK: version 7 stays active
 //! ```
 //!
 //! A response takes effect completely or not at all. A state-of-the-world client cannot accept only

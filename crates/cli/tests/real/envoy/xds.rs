@@ -178,7 +178,7 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     publish(scratch.path(), &wrong);
     let nack = "shop: descriptors[0].rate_limit.unit: invalid rate limit unit 'UNKNOWN'";
     plane.wait_for(&["NACK", "python-1", nack]);
-    assert_eq!(ask("closed"), 429, "the last good set stays in force");
+    assert_eq!(ask("closed"), 429, "the last good set stays active");
 
     drop(plane);
     tidegate.wait_for(&[

@@ -114,7 +114,7 @@ impl Request {
                 Ok(())
             }
             Some((code, message)) => {
-                assert_eq!(self.version, sent.before, "a NACK has the version in force");
+                assert_eq!(self.version, sent.before, "a NACK has the active version");
                 assert_eq!(code, Code::InvalidArgument as i32);
                 Err(message)
             }

@@ -110,7 +110,7 @@ async fn a_nack_names_every_mistake_and_keeps_all_domains() {
     assert_eq!(
         started.service.domains(),
         2,
-        "the last good set stays in force"
+        "the last good set stays active"
     );
 
     // A response with another resource type is ignored, so the next ACK belongs to the following

@@ -112,7 +112,7 @@ async fn mutual_tls_reads_renewed_files_at_the_next_connection() {
     assert_eq!(
         started.service.domains(),
         1,
-        "the last good set stays in force"
+        "the last good set stays active"
     );
     authority.write(folder.path());
     plane.accept().await.subscription("2").await;
