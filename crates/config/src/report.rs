@@ -47,17 +47,21 @@ impl Report {
             return Ok(self.warnings);
         }
         self.mistakes.sort_by_key(|mistake| mistake.line);
-        if self.unlisted > 0 {
-            let plural = if self.unlisted == 1 { "" } else { "s" };
-            let message = format!("and {} more error{plural}", self.unlisted);
-            self.mistakes.push(Mistake {
-                path: String::new(),
-                line: None,
-                message,
-            });
-        }
+        self.mistakes.extend(more_errors(self.unlisted));
         Err(self.mistakes)
     }
+}
+
+/// Returns the last entry of a list of errors from which `count` errors are missing; `None` if no
+/// error is missing.
+#[must_use]
+pub fn more_errors(count: usize) -> Option<Mistake> {
+    let plural = if count == 1 { "" } else { "s" };
+    (count > 0).then(|| Mistake {
+        path: String::new(),
+        line: None,
+        message: format!("and {count} more error{plural}"),
+    })
 }
 
 /// The keys that were renamed before the first release, as pairs of the old and the new name. A key

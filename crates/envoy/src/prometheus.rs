@@ -140,15 +140,18 @@ impl XdsClient {
     /// Adds the metrics to `page`.
     pub fn collect(&self, page: &mut Page<'_>) {
         self.service().collect(page);
-        let (counts, state) = (&self.status().counts, self.status().state());
+        let (counts, state) = (&self.status().counts, self.status().lock());
         let (acked, rejected) = (counts.accepted.get(), counts.rejected.get());
         let loads = ConfigLoads {
             succeeded: acked,
             failed: rejected,
         };
         let is_active = state.mistakes.is_empty();
+        let is_connected = u64::from(state.is_connected);
+        let (resources, last) = (count(state.resources), state.last_response);
+        drop(state);
         collect_loads(self.service(), loads, is_active, page);
-        page.single(&XDS_CONNECTED, u64::from(state.is_connected));
+        page.single(&XDS_CONNECTED, is_connected);
         let failed = counts.failed_connections.get();
         let connections = [(["ok"], counts.connections.get()), (["failed"], failed)];
         page.family(&XDS_CONNECTIONS, connections);
@@ -159,8 +162,7 @@ impl XdsClient {
             (["ignored"], counts.ignored.get()),
         ];
         page.family(&XDS_RESPONSES, responses);
-        page.single(&XDS_RESOURCES, count(state.resources));
-        let last = state.last_response;
+        page.single(&XDS_RESOURCES, resources);
         let last = last.map_or(0, |last| last.as_micros() / 1_000_000);
         page.single(&XDS_LAST_RESPONSE, last);
     }

@@ -15,7 +15,7 @@ use tidegate_config::{
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Span, Window, bounds};
 
 use super::{
-    File, FileMistake, LoadedConfig,
+    File, FileMistake, FileMistakes, LoadedConfig,
     expression::{self, Parsed},
     fields::{field, text, wrong},
     of_file,
@@ -48,7 +48,8 @@ const MAX_EXPRESSIONS: usize = 64;
 ///
 /// # Errors
 ///
-/// Returns all errors in all files. The list of limits is never empty.
+/// Returns the errors in all files, of which at most 1,000 are listed. The list of errors is never
+/// empty.
 ///
 /// # Examples
 ///
@@ -67,24 +68,19 @@ const MAX_EXPRESSIONS: usize = 64;
 /// ```
 pub fn read_limitador(mut files: Vec<File>) -> Result<LoadedConfig, Vec<FileMistake>> {
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    let (mut loaded, mut mistakes) = (LoadedConfig::default(), Vec::new());
+    let (mut loaded, mut mistakes) = (LoadedConfig::default(), FileMistakes::default());
     let mut known = HashMap::new();
     for file in &files {
-        let found = match document(&file.text) {
-            Ok(document) => read_document(&document, &mut loaded, &mut known),
-            Err(mistake) => Err(vec![mistake]),
-        };
-        let of_file = |mistake| of_file(&file.name, mistake);
-        match found {
-            Ok(warnings) => loaded.warnings.extend(warnings.into_iter().map(of_file)),
-            Err(found) => mistakes.extend(found.into_iter().map(of_file)),
+        match document(&file.text) {
+            Ok(document) => {
+                let report = read_document(&document, &mut loaded, &mut known);
+                let warnings = mistakes.add_report(&file.name, report);
+                loaded.warnings.extend(warnings);
+            }
+            Err(mistake) => mistakes.push(of_file(&file.name, mistake)),
         }
     }
-    if mistakes.is_empty() {
-        Ok(loaded)
-    } else {
-        Err(mistakes)
-    }
+    mistakes.finish(loaded)
 }
 
 fn document(text: &str) -> Result<Document<'_>, Mistake> {
@@ -122,7 +118,7 @@ fn read_document(
     document: &Document<'_>,
     loaded: &mut LoadedConfig,
     known: &mut HashMap<Identity, usize>,
-) -> Result<Vec<Mistake>, Vec<Mistake>> {
+) -> Report {
     let mut report = Report::default();
     let warnings = document.warnings.iter().cloned();
     warnings.for_each(|warning| report.warn(warning));
@@ -166,7 +162,7 @@ fn read_document(
         known.insert(identity, known.len());
         limits.push(limit);
     }
-    report.finish()
+    report
 }
 
 /// Reads a limit. Returns its namespace and the limit.

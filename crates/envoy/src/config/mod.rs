@@ -23,7 +23,7 @@ use descriptor::Reader;
 use tidegate_config::{
     MAX_FILE_BYTES, Mistake,
     envoy::DomainFiles,
-    report::Report,
+    report::{self, Report},
     value::{Shape, Value},
     yaml::{self, Dialect, Document},
 };
@@ -50,7 +50,62 @@ pub struct FileMistake {
 /// `shop.yaml: descriptors[0].rate_limit.unit (line 5): invalid rate limit unit 'fortnight'`.
 impl fmt::Display for FileMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.file, self.mistake)
+        if !self.file.is_empty() {
+            write!(f, "{}: ", self.file)?;
+        }
+        self.mistake.fmt(f)
+    }
+}
+
+/// The maximum number of errors that are listed for all files or resources together. There can be
+/// 10,000 of them, and the status document contains the list.
+const MAX_FILE_MISTAKES: usize = 1_000;
+
+/// The errors in all files or resources.
+#[derive(Debug, Default)]
+pub(crate) struct FileMistakes {
+    listed: Vec<FileMistake>,
+    unlisted: usize,
+}
+
+impl FileMistakes {
+    /// Adds an error.
+    pub(crate) fn push(&mut self, mistake: FileMistake) {
+        if self.listed.len() < MAX_FILE_MISTAKES {
+            self.listed.push(mistake);
+        } else {
+            self.unlisted += 1;
+        }
+    }
+
+    /// Adds the errors in the report about `file`. Returns the warnings, if there are no errors.
+    fn add_report(&mut self, file: &str, report: Report) -> Vec<FileMistake> {
+        let count = report.count();
+        let of_file = |mistake| of_file(file, mistake);
+        match report.finish() {
+            Ok(warnings) => warnings.into_iter().map(of_file).collect(),
+            Err(found) => {
+                let before = self.listed.len();
+                // The report lists as many errors as this list, followed by the number of others.
+                let room = MAX_FILE_MISTAKES - before;
+                self.listed
+                    .extend(found.into_iter().map(of_file).take(room));
+                self.unlisted += count - (self.listed.len() - before);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Returns `loaded` if there are no errors.
+    fn finish(mut self, loaded: LoadedConfig) -> Result<LoadedConfig, Vec<FileMistake>> {
+        if self.listed.is_empty() {
+            return Ok(loaded);
+        }
+        if let Some(message) = report::more_errors(self.unlisted) {
+            // This error belongs to no file.
+            self.listed.push(of_file("", message));
+        }
+        Err(self.listed)
     }
 }
 
@@ -74,7 +129,8 @@ impl LoadedConfig {
 ///
 /// # Errors
 ///
-/// Returns all errors in all files. The list of errors is never empty.
+/// Returns the errors in all files, of which at most 1,000 are listed. The list of errors is never
+/// empty.
 ///
 /// # Examples
 ///
@@ -94,7 +150,7 @@ impl LoadedConfig {
 /// ```
 pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, Vec<FileMistake>> {
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut mistakes = Vec::new();
+    let mut mistakes = FileMistakes::default();
     let mut documents = Vec::with_capacity(files.len());
     for file in &files {
         match document(&file.text) {
@@ -111,11 +167,12 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
 ///
 /// # Errors
 ///
-/// Returns all errors. The list of errors is never empty.
+/// Returns the errors, of which at most [`MAX_FILE_MISTAKES`] are listed. The list of errors is
+/// never empty.
 pub(crate) fn interpret(
     documents: &[(&str, Document<'_>)],
     merging: DomainFiles,
-    mut mistakes: Vec<FileMistake>,
+    mut mistakes: FileMistakes,
 ) -> Result<LoadedConfig, Vec<FileMistake>> {
     let mut loaded = LoadedConfig::default();
     let charging = charging(documents);
@@ -134,18 +191,9 @@ pub(crate) fn interpret(
             file,
         };
         reader.read(&root, &mut loaded.domains, &mut report);
-        match report.finish() {
-            Ok(warnings) => loaded
-                .warnings
-                .extend(warnings.into_iter().map(|warning| of_file(file, warning))),
-            Err(found) => mistakes.extend(found.into_iter().map(|mistake| of_file(file, mistake))),
-        }
+        loaded.warnings.extend(mistakes.add_report(file, report));
     }
-    if mistakes.is_empty() {
-        Ok(loaded)
-    } else {
-        Err(mistakes)
-    }
+    mistakes.finish(loaded)
 }
 
 fn document(text: &str) -> Result<Document<'_>, Mistake> {

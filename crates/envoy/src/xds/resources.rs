@@ -18,7 +18,7 @@ use tidegate_net::input::shown;
 use super::wire::count_elements;
 use crate::{
     FileMistake, LoadedConfig,
-    config::{interpret, of_file},
+    config::{FileMistakes, interpret, of_file},
     proto::ratelimit::config::ratelimit::v3::{
         RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
     },
@@ -39,7 +39,8 @@ pub const MAX_RESOURCE_DESCRIPTORS: usize = 500_000;
 ///
 /// # Errors
 ///
-/// Returns all errors in all resources. The list of errors is never empty.
+/// Returns the errors in all resources, of which at most 1,000 are listed. The list of errors is
+/// never empty.
 pub(super) fn read(
     resources: &[Any],
     merging: DomainFiles,
@@ -49,7 +50,8 @@ pub(super) fn read(
         let message = format!("{found} resources exceed the maximum of {MAX_RESOURCES}");
         return Err(vec![mistake("response", message)]);
     }
-    let (mut configs, mut mistakes) = (Vec::with_capacity(resources.len()), Vec::new());
+    let mut configs = Vec::with_capacity(resources.len());
+    let mut mistakes = FileMistakes::default();
     let mut elements = 0_usize;
     for (at, resource) in resources.iter().enumerate() {
         let place = format!("resources[{at}]");
@@ -355,6 +357,30 @@ mod tests {
         let expected =
             "resources[0]: cannot be decoded: failed to decode Protobuf message: buffer underflow";
         assert_eq!(mistakes(&[resource]), [expected]);
+    }
+
+    #[test]
+    fn at_most_a_thousand_errors_are_listed() {
+        let wrong = vec![RateLimitDescriptor::default(); 1_500];
+        let undecodable = Any {
+            type_url: TYPE_URL.to_owned(),
+            value: b"\xff".to_vec(),
+        };
+        let mut resources: Vec<Any> = ["a", "b"]
+            .map(|domain| any(&config(domain, domain, wrong.clone())))
+            .into();
+        resources.extend(vec![undecodable; 10]);
+        let found = mistakes(&resources);
+        assert!(found[0].starts_with("resources[2]: "), "{}", found[0]);
+        assert!(
+            found[999].starts_with("a: descriptors[989]"),
+            "{}",
+            found[999]
+        );
+        assert_eq!(found[1_000..], ["and 2010 more errors"]);
+        // The errors that precede the list are enough to fill it.
+        let found = mistakes(&vec![resources[11].clone(); 1_001]);
+        assert_eq!(found[1_000..], ["and 1 more error"]);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) struct Counts {
 }
 
 /// The state of the xDS client.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     /// Whether a stream is open.
     pub(crate) is_connected: bool,
@@ -61,12 +61,7 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// Returns a copy of the current state.
-    pub(crate) fn state(&self) -> State {
-        self.lock().clone()
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
