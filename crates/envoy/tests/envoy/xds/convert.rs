@@ -2,7 +2,7 @@
 //! control plane in Python has its own conversion to protobuf.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value as Json, json};
 
 use crate::{
@@ -65,8 +65,14 @@ struct Limit {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Replaces {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     name: String,
+}
+
+/// Reads a string. `name:` without a value is null, which protobuf expresses as an empty string.
+fn text_or_null<'d, D: Deserializer<'d>>(deserializer: D) -> Result<String, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    Ok(text.unwrap_or_default())
 }
 
 impl Resource {
