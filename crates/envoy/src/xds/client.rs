@@ -147,8 +147,7 @@ impl XdsClient {
             if has_responded {
                 failures = 0;
             }
-            let random = RandomState::new().hash_one(failures);
-            let wait = self.config.backoff.wait(first_wait, failures, random);
+            let wait = self.wait(first_wait, failures);
             failures = failures.saturating_add(1);
             let server = &self.config.server;
             let state = match (self.version(), self.is_waiting()) {
@@ -163,8 +162,14 @@ impl XdsClient {
                 state.is_connected = false;
                 state.problem = Some(format!("the control plane {server}: {problem}"));
             }
-            sleep(Duration::from_micros(wait.as_micros())).await;
+            pause(wait).await;
         }
+    }
+
+    /// Returns a random wait, which is `first` for attempt 0 and doubles with each attempt.
+    fn wait(&self, first: Span, attempt: u32) -> Span {
+        let random = RandomState::new().hash_one(attempt);
+        self.config.backoff.wait(first, attempt, random)
     }
 
     /// Connects once, and receives configurations until the stream ends.
@@ -201,6 +206,7 @@ impl XdsClient {
             Ok(responses) => responses,
             Err(problem) => return problem,
         };
+        let mut rejections = 0_u32;
         loop {
             let message = pin!(responses.message());
             let response = match self.with_notice(message).await {
@@ -212,6 +218,15 @@ impl XdsClient {
             let Some(answer) = self.answer(&response) else {
                 continue;
             };
+            if answer.error_detail.is_none() {
+                rejections = 0;
+            } else {
+                // Some control planes send the same response again after each NACK.
+                if let Some(repetition) = rejections.checked_sub(1) {
+                    pause(self.wait(self.config.backoff.initial, repetition)).await;
+                }
+                rejections = rejections.saturating_add(1);
+            }
             match timeout(SEND_TIMEOUT, requests.send(answer)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return "the stream is closed".to_owned(),
@@ -367,6 +382,10 @@ pub enum InitialConfig {
     Required,
     /// The service is healthy, and returns errors until it has a configuration.
     Optional,
+}
+
+async fn pause(wait: Span) {
+    sleep(Duration::from_micros(wait.as_micros())).await;
 }
 
 /// Returns the xDS node message that identifies this server.

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use prost_types::Any;
+use tidegate_config::envoy::{Ratio, XdsBackoff};
+use tidegate_core::Span;
 use tidegate_envoy::xds::TYPE_URL;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tonic::Status;
 
@@ -135,6 +137,36 @@ async fn a_silent_control_plane_is_reported_and_may_speak_later() {
         None,
         "silence after a configuration is normal"
     );
+}
+
+/// Many control planes send a rejected response again after the NACK.
+#[tokio::test(start_paused = true)]
+async fn repeated_nacks_are_paced() {
+    let mut plane = ControlPlane::start().await;
+    let mut config = plane.config();
+    config.backoff = XdsBackoff {
+        initial: Span::from_secs(1),
+        max: Span::from_secs(3),
+        random_factor: Ratio::ZERO,
+        ..XdsBackoff::default()
+    };
+    let started = started();
+    let _client = RunningClient::start(config, &started.service);
+    let mut stream = plane.accept().await;
+    stream.subscription("").await;
+    for round in 0..2 {
+        for seconds in [0, 1, 2, 3, 3] {
+            let sent = Instant::now();
+            let wrong = vec![packed(&limiting("", 3))];
+            let before = ["", "good"][round];
+            stream.send(("bad", "n", before), wrong).await.unwrap_err();
+            assert_eq!(sent.elapsed().as_secs(), seconds);
+        }
+        let sent = Instant::now();
+        let good = vec![packed(&limiting("shop", 3))];
+        stream.send(("good", "n", ""), good).await.unwrap();
+        assert_eq!(sent.elapsed().as_secs(), 0, "an ACK does not wait");
+    }
 }
 
 /// The keep-alive detects a peer that accepts the connection and then stops responding.
