@@ -1,7 +1,9 @@
 //! The xDS client, which opens the stream, sends ACKs and NACKs, and reconnects.
 
 use std::{
+    error::Error as _,
     hash::{BuildHasher, RandomState},
+    iter,
     pin::pin,
     sync::Arc,
     time::Duration,
@@ -420,7 +422,7 @@ fn node(node: &XdsNode) -> Node {
     }
 }
 
-/// Describes a stream error.
+/// Describes a stream error. If the connection was lost, the description contains the cause.
 fn describe(status: &tonic::Status) -> String {
     let message = shown(status.message());
     if status.code() == tonic::Code::OutOfRange {
@@ -428,5 +430,9 @@ fn describe(status: &tonic::Status) -> String {
             "{message}; raise `max_message` of envoy.config.xds, or XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"
         );
     }
-    format!("{:?}: {message}", status.code())
+    let cause = iter::successors(status.source(), |&error| error.source()).last();
+    let cause = cause.map_or_else(String::new, |cause| {
+        format!(": {}", shown(&cause.to_string()))
+    });
+    format!("{:?}: {message}{cause}", status.code())
 }

@@ -1,15 +1,17 @@
 //! Tests of control planes that send invalid, incomplete or oversized messages, or no messages.
 
-use std::time::Duration;
+use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
 use prost_types::Any;
-use tidegate_config::envoy::{Ratio, XdsBackoff};
+use tidegate_config::envoy::{KeepAlive, Ratio, XdsBackoff};
 use tidegate_core::Span;
 use tidegate_envoy::xds::TYPE_URL;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpListener,
-    time::{Instant, sleep},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, pause, sleep},
 };
 use tonic::Status;
 
@@ -169,19 +171,45 @@ async fn repeated_nacks_are_paced() {
     }
 }
 
-/// The keep-alive detects a peer that accepts the connection and then stops responding.
-#[tokio::test(start_paused = true)]
+/// Forwards the first connection to `server` until `silence` is notified. Then reads and writes
+/// nothing more, and keeps the connection open.
+async fn forward_until(listener: TcpListener, server: SocketAddr, silence: Arc<Notify>) {
+    let (mut client, _) = listener.accept().await.unwrap();
+    let mut server = TcpStream::connect(server).await.unwrap();
+    tokio::select! {
+        ended = copy_bidirectional(&mut client, &mut server) => {
+            panic!("the connection has ended: {ended:?}");
+        }
+        () = silence.notified() => pending().await,
+    }
+}
+
+/// The keep-alive detects a peer that has served a stream and then stops responding.
+#[tokio::test]
 async fn a_dead_connection_is_noticed() {
+    let mut plane = ControlPlane::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut config = client_of(&listener.local_addr().unwrap().to_string());
+    config.keep_alive = KeepAlive {
+        interval: Duration::from_secs(10),
+        timeout: Duration::from_secs(5),
+    };
+    let silence = Arc::new(Notify::new());
+    let forwarding = forward_until(listener, plane.address, Arc::clone(&silence));
+    let mut tasks = JoinSet::new();
+    tasks.spawn(forwarding);
     let started = started();
-    let config = client_of(&listener.local_addr().unwrap().to_string());
     let client = RunningClient::start(config, &started.service);
-    let (silent, _) = listener.accept().await.unwrap();
-    let (again, _) = listener.accept().await.unwrap();
-    let problem = client.client.problem().unwrap();
-    assert!(
-        problem.contains("the control plane 127.0.0.1:"),
-        "{problem}"
-    );
-    drop((silent, again));
+    let mut stream = plane.accept().await;
+    stream.subscription("").await;
+    let good = vec![packed(&limiting("shop", 3))];
+    stream.send(("1", "a", ""), good).await.unwrap();
+    silence.notify_one();
+    pause();
+    // The client sends a ping after 10 s, and closes the connection after 5 s without a reply.
+    sleep(Duration::from_secs(9)).await;
+    assert_eq!(client.client.problem(), None);
+    // hyper does not report that the reply is missing.
+    wait_for_problem(&client, "stream closed because of a broken pipe").await;
+    assert_eq!(started.service.domains(), 1);
 }
