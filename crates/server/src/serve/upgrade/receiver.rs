@@ -46,6 +46,11 @@ pub enum TakeoverError {
         "TIDEGATE_UPGRADE is set, but standard input is not a Unix socket; remove the variable, and start an upgrade with SIGUSR2 to the running server"
     )]
     NotASocket,
+    /// The process that started this process is outside its PID namespace.
+    #[error(
+        "TIDEGATE_UPGRADE is set, but the process that started this process is outside its PID namespace; sockets of unknown processes are not used; start an upgrade with SIGUSR2 to the running server"
+    )]
+    ParentOutside,
     /// The socket belongs to a process that did not start this process.
     #[error(
         "TIDEGATE_UPGRADE is set, but the socket on standard input belongs to the process {pid} of the user {uid}, and not to the server that started this process; sockets of unknown processes are not used; start an upgrade with SIGUSR2 to the running server"
@@ -149,8 +154,11 @@ impl Takeover {
         if !is_unix_socket {
             return Err(TakeoverError::NotASocket);
         }
+        // For the socket of a process outside the PID namespace, the system reports the process 0. The
+        // parent of the first process in the namespace has this number too.
+        let parent = parent.ok_or(TakeoverError::ParentOutside)?;
         let peer = sockopt::socket_peercred(&socket).map_err(io::Error::from)?;
-        if Some(peer.pid) != parent || peer.uid != geteuid() {
+        if peer.pid != parent || peer.uid != geteuid() {
             return Err(TakeoverError::UnknownProcess {
                 pid: peer.pid.as_raw_nonzero().get(),
                 uid: peer.uid.as_raw(),
@@ -485,9 +493,15 @@ mod tests {
     #[test]
     fn a_socket_of_an_unknown_process_is_refused() {
         let messages = [hello(VERSION), message(Kind::Start, b"")];
-        for parent in [None, getppid()] {
+        for (parent, said) in [
+            (
+                None,
+                "is outside its PID namespace; sockets of unknown processes",
+            ),
+            (getppid(), "belongs to the process"),
+        ] {
             let error = received(parent, &messages).unwrap_err();
-            assert!(error.contains("sockets of unknown processes"), "{error}");
+            assert!(error.contains(said), "{error}");
         }
         let file = std::fs::File::open("/dev/null").unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
