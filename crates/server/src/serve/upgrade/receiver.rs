@@ -381,12 +381,23 @@ fn passed_listener(message: Message) -> Result<PassedListener, ChannelError> {
     })
 }
 
-/// Returns the connection in `message`; `None` if it cannot be used.
+/// Returns the connection in `message`. Returns `None` and logs a warning if it cannot be used.
 fn moved(message: Message) -> Option<MovedConnection> {
-    let body = connection_body::decode(&message.body)?;
+    let unusable = |reason| {
+        tracing::warn!("a connection of the old process was closed, because its message {reason}");
+    };
+    let Some(socket) = message.socket else {
+        // The system does not pass a socket if this process has too many open files.
+        unusable("has no socket; check the maximum number of open files");
+        return None;
+    };
+    let Some(body) = connection_body::decode(&message.body) else {
+        unusable("is invalid");
+        return None;
+    };
     Some(MovedConnection {
         listener: body.listener,
-        socket: TcpStream::from(message.socket?),
+        socket: TcpStream::from(socket),
         relayed: body.relayed,
         state: body.state.to_vec(),
     })
@@ -532,6 +543,44 @@ mod tests {
         theirs.shutdown(Shutdown::Write).unwrap();
         assert!(matches!(old.receive(), Err(ChannelError::Closed)));
         reporter.fail("this report has no effect");
+    }
+
+    /// Connections arrive before and after the takeover.
+    #[test]
+    fn unusable_connections_are_logged() {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let old = Channel::new(theirs.try_clone().unwrap(), MESSAGE_TIMEOUT).unwrap();
+        let mut new = Channel::new(ours.try_clone().unwrap(), MESSAGE_TIMEOUT).unwrap();
+        let (kind, body) = hello(VERSION);
+        old.send(kind, &[&body], None).unwrap();
+        old.send(Kind::Start, &[], None).unwrap();
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let send_unusable = || {
+            old.send(Kind::Connection, &[], None).unwrap();
+            let socket = Some(socket.as_fd());
+            old.send(Kind::Connection, &[b"invalid"], socket).unwrap();
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(Arc::new(file.reopen().unwrap()))
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let taken = Takeover::from_socket(ours.into(), own()).unwrap();
+            send_unusable();
+            old.send(Kind::End, &[], None).unwrap();
+            let (connections, _) = taken.receive_state(&limiter()).unwrap();
+            assert_eq!(connections.len(), 0);
+            let server = Server::start_waiting(1).unwrap();
+            send_unusable();
+            theirs.shutdown(Shutdown::Write).unwrap();
+            keep_adopting(&mut new, &server.adopter());
+        });
+        let log = std::fs::read_to_string(file.path()).unwrap();
+        for reason in ["has no socket", "is invalid"] {
+            let reason =
+                format!("connection of the old process was closed, because its message {reason}");
+            assert_eq!(log.matches(&reason).count(), 2, "{log}");
+        }
     }
 
     /// The new process waits for the state without a timeout, because the old process limits the
