@@ -25,6 +25,7 @@ use tonic_prost::ProstCodec;
 use super::{
     connection::{Connection, origin},
     resources::{self, TYPE_URL},
+    response::BoundedResponse,
     status::Status,
 };
 use crate::{
@@ -212,7 +213,7 @@ impl XdsClient {
         loop {
             let message = pin!(responses.message());
             let response = match self.with_notice(message).await {
-                Ok(Some(response)) => response,
+                Ok(Some(BoundedResponse(response))) => response,
                 Ok(None) => return "the control plane has closed the stream".to_owned(),
                 Err(status) => return describe(&status),
             };
@@ -245,7 +246,7 @@ impl XdsClient {
         connection: &Connection,
         requests: &mpsc::Sender<DiscoveryRequest>,
         receiver: mpsc::Receiver<DiscoveryRequest>,
-    ) -> Result<Streaming<DiscoveryResponse>, String> {
+    ) -> Result<Streaming<BoundedResponse>, String> {
         // The channel is empty, so there is room.
         let _ = requests.try_send(self.request(String::new(), None));
         let outgoing = stream::unfold(receiver, |mut receiver| async {
@@ -264,7 +265,7 @@ impl XdsClient {
             state.problem = None;
         }
         tracing::info!(server = %self.config.server, "connected to the control plane");
-        let codec = ProstCodec::<DiscoveryRequest, DiscoveryResponse>::default();
+        let codec = ProstCodec::<DiscoveryRequest, BoundedResponse>::default();
         let streaming = client.streaming(request, PATH, codec).await;
         streaming
             .map(tonic::Response::into_inner)

@@ -21,6 +21,7 @@
 mod client;
 mod connection;
 mod resources;
+mod response;
 mod status;
 mod wire;
 

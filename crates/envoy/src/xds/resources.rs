@@ -46,8 +46,7 @@ pub(super) fn read(
     merging: DomainFiles,
 ) -> Result<LoadedConfig, Vec<FileMistake>> {
     if resources.len() > MAX_RESOURCES {
-        let found = resources.len();
-        let message = format!("{found} resources exceed the maximum of {MAX_RESOURCES}");
+        let message = format!("the number of resources exceeds the maximum of {MAX_RESOURCES}");
         return Err(vec![mistake("response", message)]);
     }
     let mut configs = Vec::with_capacity(resources.len());
@@ -281,7 +280,7 @@ mod tests {
     #[test]
     fn resources_are_bounded() {
         let many = vec![any(&config("", "d", Vec::new())); MAX_RESOURCES + 1];
-        let expected = "response: 10001 resources exceed the maximum of 10000";
+        let expected = "response: the number of resources exceeds the maximum of 10000";
         assert_eq!(mistakes(&many), [expected]);
         let mut deep = limited("a", 2);
         for _ in 0..200 {
