@@ -12,6 +12,7 @@ import time
 import urllib.request
 
 PORTS = (12_000, 32_000)  # below the ephemeral ports of Linux
+returned_ports = set()
 
 
 def spawn(*command):
@@ -58,11 +59,14 @@ def accepts_connections(port):
 
 
 def free_port():
-    """A free port. The system does not assign ports in this range to sockets that request any free
-    port, so the port is still free when the program starts."""
+    """A free port that was not returned before. The system does not assign ports in this range to
+    sockets that request any free port, so the port is still free when the program starts."""
     while True:
         port = random.randrange(*PORTS)
+        if port in returned_ports:
+            continue
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            returned_ports.add(port)
             return port
 
 
