@@ -36,8 +36,8 @@ const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
 /// A function that sends a record, given its tag and its bytes.
 pub type SendState<'f> = dyn FnMut(u8, &[u8]) -> io::Result<()> + 'f;
 
-/// Returns whether a record is a part of the memory store. Several threads can take parts of the
-/// memory store at the same time.
+/// Returns whether a record is a part of the memory store. Several threads can restore such records
+/// at the same time.
 #[must_use]
 pub const fn is_store_part(tag: u8) -> bool {
     tag == STORE_PART

@@ -111,8 +111,8 @@ pub(crate) struct ChargeRecord {
     /// not support refunds by receipt.
     pub(crate) marks: Box<[Option<Mark>]>,
     /// For each limit group, the shift that was recorded in the refund ledger at the time of the
-    /// charge, in microseconds. The shift is the time by which refunds have made later charges
-    /// drain earlier.
+    /// charge, in microseconds. Because of refunds, later charges drain earlier; the shift is
+    /// the difference.
     pub(crate) shifts: Box<[u64]>,
     /// The ID of the latest conversion of the state, as recorded in the refund ledger at the time
     /// of the charge; 0 if no conversion was recorded.

@@ -12,7 +12,7 @@ pub struct GroupSummaries {
 }
 
 impl GroupSummaries {
-    /// Returns the summaries of the streams whose sum is the measure `by`.
+    /// Returns the summaries of the streams whose counts add up to the measure `by`.
     pub fn of(&self, by: Measure) -> impl Iterator<Item = &Summary> {
         let streams = by.streams().iter();
         streams.filter_map(|stream| self.streams[stream.index()].as_ref())

@@ -30,9 +30,9 @@ end
 -- The number of arguments before the first program, and before the first conversion.
 local PROGRAMS, CONVERSIONS = 3, 3 + count
 
--- In the mode CHARGE, a member that denies the request returns no new state. In the mode CLAMP, a
--- denied cost fills the state completely. In the mode KEEP, nothing is charged. In the mode PEEK,
--- no member returns a new state.
+-- A member of a program is a limit. In the mode CHARGE, a member that denies the request returns no
+-- new state. In the mode CLAMP, a denied cost fills the state completely. In the mode KEEP, nothing
+-- is charged. In the mode PEEK, no member returns a new state.
 local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
 -- `evaluate` sets `outside_calendar` if the instant is outside a program's calendar windows, and
 -- `from_ahead` if a state was written by a clock that was ahead.

@@ -68,8 +68,8 @@ pub struct RedisStore {
     pub(crate) executor: Arc<dyn Executor>,
     prefix: Arc<[u8]>,
     pinned: Arc<AtomicU64>,
-    /// The instant of the latest decision. Calendar windows are computed around the instant of the
-    /// latest decision.
+    /// The instant of the latest decision. Scripts cannot compute calendar windows, so each call
+    /// sends the calendar windows near this instant.
     latest: Arc<AtomicU64>,
     pub(crate) denial_hints: Arc<DenialHints>,
 }

@@ -120,8 +120,8 @@ impl ApacheCompiler {
             self.literal("%");
             return Ok(rest);
         }
-        // Such a modifier selects one of several internal redirects, or the statuses for which the
-        // value is logged.
+        // Skip Apache's modifiers: `<` and `>` select the original or the final request of an
+        // internal redirect, and `400,501` and `!200` the statuses for which the value is logged.
         let is_modifier = |c: char| c.is_ascii_digit() || matches!(c, '<' | '>' | '!' | ',');
         let rest = rest.trim_start_matches(is_modifier);
         let (argument, rest) = match rest.strip_prefix('{') {

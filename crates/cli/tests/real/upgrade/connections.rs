@@ -362,8 +362,8 @@ fn a_request_that_is_not_decided_within_the_handover_time_is_answered_with_503()
     assert_eq!(undecided.read_answer(false).status, 503);
 }
 
-/// An upstream that responds to its first request when it receives a message, and to all others at
-/// once.
+/// An upstream that delays its first response until the test permits it. It answers all other
+/// requests immediately.
 fn upstream_with_slow_response() -> SlowUpstream {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
