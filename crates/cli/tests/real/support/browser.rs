@@ -84,6 +84,12 @@ impl Browser {
 
     /// Calls a protocol method and returns its result.
     pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
+        self.try_call(method, parameters)
+            .unwrap_or_else(|error| panic!("{method} {parameters}: {error}"))
+    }
+
+    /// Calls a protocol method and returns its result, or the error of the browser.
+    fn try_call(&mut self, method: &str, parameters: &Value) -> Result<Value, Value> {
         self.last_id += 1;
         let id = self.last_id;
         let mut message = json!({"id": id, "method": method, "params": parameters});
@@ -97,8 +103,10 @@ impl Browser {
             let received = self.messages.recv_timeout(TIMEOUT);
             let mut received = received.unwrap_or_else(|_| panic!("no result of {message}"));
             if received["id"] == id {
-                assert_eq!(received["error"], Value::Null, "{message}");
-                return received["result"].take();
+                return match received["error"].take() {
+                    Value::Null => Ok(received["result"].take()),
+                    error => Err(error),
+                };
             }
             self.note_event(&received);
         }
@@ -144,12 +152,19 @@ impl Browser {
 
     /// Returns the value of a JavaScript expression. If the value is a promise, awaits it.
     pub(crate) fn eval(&mut self, expression: &str) -> Value {
+        self.try_eval(expression)
+            .unwrap_or_else(|error| panic!("{expression}: {error}"))
+    }
+
+    /// Returns the value of a JavaScript expression, or the error of the browser, which cannot
+    /// evaluate an expression while the page changes.
+    fn try_eval(&mut self, expression: &str) -> Result<Value, Value> {
         let parameters =
             json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
-        let mut result = self.call("Runtime.evaluate", &parameters);
+        let mut result = self.try_call("Runtime.evaluate", &parameters)?;
         let exception = &result["exceptionDetails"];
         assert_eq!(exception, &Value::Null, "{expression}");
-        result["result"]["value"].take()
+        Ok(result["result"]["value"].take())
     }
 
     /// Waits until a JavaScript expression is true.
@@ -159,12 +174,12 @@ impl Browser {
     )]
     pub(crate) fn wait_until(&mut self, expression: &str) {
         let deadline = Instant::now() + TIMEOUT;
-        // During navigation, the page or the element may not exist yet, so an exception is treated
-        // as false.
+        // During navigation, the page or the element may not exist yet, so an exception and an error
+        // of the browser are treated as false.
         let tried = format!(
             "(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         );
-        while self.eval(&tried) != true {
+        while self.try_eval(&tried).ok() != Some(Value::Bool(true)) {
             if Instant::now() > deadline {
                 let shown = self.text();
                 panic!(
