@@ -100,10 +100,16 @@ fn main() -> ExitCode {
 
 /// Returns the arguments to parse. If this program is called as `ratelimit`, it replaces
 /// envoyproxy/ratelimit, so the returned arguments run the server with settings from the
-/// environment variables.
+/// environment variables. `ratelimit --version` prints the version.
 fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().map(|program| Path::new(program).file_name());
     if name.flatten() != Some("ratelimit".as_ref()) {
+        return given;
+    }
+    if given
+        .get(1)
+        .is_some_and(|first| first == "--version" || first == "-V")
+    {
         return given;
     }
     let program = ["tidegate", "serve", "--from-envoy-env"].map(OsString::from);
@@ -158,6 +164,8 @@ mod tests {
         assert_eq!(of(&["/bin/ratelimit"]), serve);
         let with_log = of(&["ratelimit", "--log", "debug"]);
         assert_eq!(with_log, format!("{serve} --log debug"));
+        let version = of(&["/bin/ratelimit", "--version"]);
+        assert_eq!(version, "/bin/ratelimit --version");
         let other = of(&["/ratelimit/tidegate", "status"]);
         assert_eq!(other, "/ratelimit/tidegate status");
         assert_eq!(of(&[]), "");

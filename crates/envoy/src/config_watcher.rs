@@ -37,7 +37,11 @@ const MAX_DEPTH: usize = 16;
 pub enum ConfigFilesError {
     /// A file or folder could not be read, for example because of a wrong path or missing
     /// permissions.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error(
+        "cannot read {}: {source}; fix the path (with `--from-envoy-env`: RUNTIME_ROOT and \
+         RUNTIME_SUBDIRECTORY) or its permissions",
+        path.display()
+    )]
     Unreadable {
         /// The path of the file or folder.
         path: PathBuf,

@@ -140,6 +140,10 @@ fn an_empty_or_missing_folder_is_an_error() {
         message.starts_with("tidegate: rules.yaml: envoy.config: cannot read nowhere: "),
         "{message}"
     );
+    assert!(
+        message.contains("RUNTIME_ROOT and RUNTIME_SUBDIRECTORY"),
+        "{message}"
+    );
     assert!(!message.contains("no errors"), "{message}");
 
     // Both files are checked, and the worse result determines the exit code.

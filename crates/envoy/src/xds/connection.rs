@@ -35,6 +35,9 @@ const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// The interval at which the client checks whether the peer's `SETTINGS` frame has arrived.
 const SETTINGS_CHECK: Duration = Duration::from_millis(5);
 
+const NO_HTTP2_ADVICE: &str =
+    "check that the port is that of a gRPC service, and whether it expects TLS";
+
 /// The reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
@@ -54,10 +57,10 @@ pub(super) enum ConnectError {
     #[error("TLS handshake failed: {0}")]
     Handshake(#[source] io::Error),
     /// The peer does not speak HTTP/2.
-    #[error("no HTTP/2 connection: {0}")]
+    #[error("no HTTP/2 connection: {0}; {NO_HTTP2_ADVICE}")]
     Http2(#[from] hyper::Error),
     /// The peer closed the connection before it sent any HTTP/2 frame.
-    #[error("no HTTP/2 connection: the peer has closed it")]
+    #[error("no HTTP/2 connection: the peer has closed it; {NO_HTTP2_ADVICE}")]
     Closed,
 }
 

@@ -56,6 +56,7 @@ async fn a_server_that_speaks_another_protocol_is_reported() {
             let _ = stream.read_exact(&mut preface).await;
         }
         wait_for_problem(&client, "no HTTP/2 connection").await;
+        wait_for_problem(&client, "whether it expects TLS").await;
         assert!(client.client.is_waiting());
     }
 }
