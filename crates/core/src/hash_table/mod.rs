@@ -13,10 +13,11 @@
 //! shard stays locked during the move, which takes time proportional to the shard's number of keys.
 //! In a full store of the default size, a shard has about 39,000 keys.
 //!
-//! A general-purpose hash table offers neither prefetching nor such a low memory usage. A GCRA key
-//! takes 60.1 bytes in this table, with the state that all algorithms need. In `hashbrown`, the key
-//! and the instant of GCRA alone take 73.7 bytes, and in governor's DashMap 101.4 bytes
-//! (`bench/results/memory.md`).
+//! The reason for a table of our own is memory. A GCRA key takes 60.1 bytes in this table, with the
+//! state that all algorithms need. In `hashbrown`, the key and the instant of GCRA alone take 73.7
+//! bytes, and in governor's DashMap 101.4 bytes (`bench/results/memory.md`). The reason is not
+//! time: a minimal GCRA limiter on `hashbrown`, without the other functions of the memory store,
+//! takes half to two thirds of the store's time (`bench/results/speed.md`).
 
 mod ctrl_bytes;
 mod key;
