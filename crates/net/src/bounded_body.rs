@@ -2,12 +2,11 @@
 
 use std::{
     error::Error,
-    fmt,
+    fmt, mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-use http_body_util::BodyExt as _;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 
 use super::IdleTimeout;
@@ -77,34 +76,57 @@ impl<B: Body<Data = Bytes> + Unpin> BoundedBody<B> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the body cannot be read. If the declared size exceeds the maximum,
-    /// returns the error without reading anything.
-    pub async fn read(mut self) -> Result<Bytes, BodyReadError<B::Error>> {
-        if self.body.size_hint().lower() > self.remaining {
-            return Err(BodyReadError::TooLarge);
+    /// The future returns an error if the body cannot be read. If the declared size exceeds the
+    /// maximum, the future returns the error without reading anything.
+    pub fn read(self) -> ReadBody<B> {
+        ReadBody {
+            body: self,
+            first: Bytes::new(),
+            whole: Vec::new(),
         }
-        // Nearly every body arrives in one piece, which needs no copy.
-        let first = self.next_data().await?.unwrap_or_default();
-        let Some(second) = self.next_data().await? else {
-            return Ok(first);
-        };
-        let mut whole = [first, second].concat();
-        while let Some(piece) = self.next_data().await? {
-            whole.extend_from_slice(&piece);
-        }
-        Ok(whole.into())
     }
+}
 
-    async fn next_data(&mut self) -> Result<Option<Bytes>, BodyReadError<B::Error>> {
-        while !self.body.is_end_stream() {
-            let Some(frame) = self.frame().await else {
+/// The future of [`BoundedBody::read`]. A future written as an async function would contain the
+/// body twice, and is moved for each request.
+#[derive(Debug)]
+pub struct ReadBody<B> {
+    body: BoundedBody<B>,
+    /// The first piece.
+    first: Bytes,
+    /// All pieces, if there are several.
+    whole: Vec<u8>,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Future for ReadBody<B> {
+    type Output = Result<Bytes, BodyReadError<B::Error>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { body, first, whole } = self.get_mut();
+        if body.size_hint().lower() > body.remaining {
+            return Poll::Ready(Err(BodyReadError::TooLarge));
+        }
+        while !body.is_end_stream() {
+            let Some(frame) = ready!(Pin::new(&mut *body).poll_frame(cx)) else {
                 break;
             };
-            if let Ok(data) = frame?.into_data() {
-                return Ok(Some(data));
+            let Ok(piece) = frame?.into_data() else {
+                continue;
+            };
+            // Nearly every body arrives in one piece, which needs no copy.
+            if first.is_empty() {
+                *first = piece;
+            } else {
+                if whole.is_empty() {
+                    whole.extend_from_slice(first);
+                }
+                whole.extend_from_slice(&piece);
             }
         }
-        Ok(None)
+        Poll::Ready(Ok(match whole.is_empty() {
+            true => mem::take(first),
+            false => mem::take(whole).into(),
+        }))
     }
 }
 

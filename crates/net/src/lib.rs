@@ -69,7 +69,7 @@ mod worker;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 pub use body_guard::GuardedBody;
-pub use bounded_body::{BodyReadError, BoundedBody};
+pub use bounded_body::{BodyReadError, BoundedBody, ReadBody};
 pub use cert_identity::{cert_identity, verified_name};
 pub use frame_parser::{FrameHeader, FrameParser};
 pub use handover::{AdoptError, Handover, MaybeMovable, MovableConnection, MovableStream};

@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 
+use futures_util::TryFutureExt as _;
 use hyper::body::{Bytes, Incoming};
 use tidegate_net::{BodyReadError, BoundedBody, Problem};
 
@@ -10,14 +11,17 @@ use tidegate_net::{BodyReadError, BoundedBody, Problem};
 pub(crate) const MAX_BODY_BYTES: usize = 256 << 10;
 
 /// Reads `body` completely.
-pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
-    read_up_to(body, MAX_BODY_BYTES).await
+pub(crate) fn read(body: Incoming) -> impl Future<Output = Result<Bytes, Problem>> {
+    read_up_to(body, MAX_BODY_BYTES)
 }
 
 /// Reads `body` completely. The body may have at most `most` bytes.
-pub(crate) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Problem> {
+pub(crate) fn read_up_to(
+    body: Incoming,
+    most: usize,
+) -> impl Future<Output = Result<Bytes, Problem>> {
     let body = BoundedBody::new(body, most as u64);
-    body.read().await.map_err(|error| {
+    body.read().map_err(move |error| {
         let why = match error {
             BodyReadError::TooLarge => return Problem::too_large(most),
             // hyper's error only says where reading failed. The source of the error contains the

@@ -23,12 +23,15 @@ mod verdict;
 
 use std::{
     cell::RefCell,
-    io,
+    future, io,
     net::{IpAddr, TcpListener},
     sync::Arc,
 };
 
-use futures_util::FutureExt as _;
+use futures_util::{
+    FutureExt as _,
+    future::{Either, LocalBoxFuture},
+};
 use hyper::{
     HeaderMap, Method, Request, StatusCode,
     body::Incoming,
@@ -186,7 +189,10 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// The maximum size of the future that answers a request. hyper moves this future for each request,
 /// so the futures of rare operations and of calls to Redis are boxed.
-const MAX_FUTURE_BYTES: usize = 3 << 10;
+const MAX_FUTURE_BYTES: usize = 2 << 10;
+
+/// A response, or the problem with a request.
+type AnswerResult = Result<Answer, Problem>;
 
 /// The context for handling the requests of one connection.
 #[derive(Debug)]
@@ -210,7 +216,10 @@ impl ConnectionContext {
             Some(name) => trace::request_span(ListenerKind::Http, name, request.headers()),
             None => Span::none(),
         };
-        let answer = self.route(request);
+        let answer = match self.route(request) {
+            Ok(answer) => answer,
+            Err(problem) => Either::Right(future::ready(Err(problem)).boxed_local()),
+        };
         let answer = answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)));
         debug_assert!(
             size_of_val(&answer) <= MAX_FUTURE_BYTES,
@@ -219,7 +228,13 @@ impl ConnectionContext {
         answer.instrument(span)
     }
 
-    async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {
+    /// Returns the future that answers `request`. All checks of the head are made before the future
+    /// is created, so that the future does not contain the head, and is cheap to move.
+    fn route(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Either<impl Future<Output = AnswerResult>, LocalBoxFuture<'_, AnswerResult>>, Problem>
+    {
         serve::check_host(&request)?;
         self.admit(&request)?;
         let endpoint = match request.uri().path() {
@@ -229,33 +244,35 @@ impl ConnectionContext {
             "/v1/reserve" => Endpoint::Reserve,
             "/v1/settle" => Endpoint::Settle,
             "/v1/renew" => Endpoint::Renew,
-            "/v1/authorize" => return authorize::authorize(self, &request).await,
-            path => match (path, &self.rate_limits) {
-                ("/json", Some(service)) => {
-                    let body = body::read(request.into_body()).await?;
-                    // The future is boxed because it is large. Without the box, the futures of all
-                    // requests would be equally large, and hyper would have to move a large future
-                    // for each request.
-                    return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
-                }
-                ("/healthcheck", Some(service)) => {
-                    return Ok(json::healthcheck(service, &self.shutdown));
-                }
-                (path, Some(service)) if service.has_limitador_api() => {
-                    let endpoint = LimitadorEndpoint::of(path);
-                    let endpoint =
-                        endpoint.ok_or_else(|| Problem::not_found(PATHS_WITH_LIMITADOR))?;
-                    return Box::pin(self.answer_limitador(service, endpoint, request)).await;
-                }
-                _ => return Err(Problem::not_found(PATHS)),
-            },
+            _ => return Ok(Either::Right(Box::pin(self.answer_other(request)))),
         };
         if request.method() != Method::POST {
             return Err(Problem::method("POST"));
         }
         let (head, body) = request.into_parts();
-        let body = body::read(body).await?;
-        self.answer_body(endpoint, &head.headers, &body).await
+        let (headers, body) = (head.headers, body::read(body));
+        Ok(Either::Left(async move {
+            self.answer_body(endpoint, &headers, &body.await?).await
+        }))
+    }
+
+    /// Answers a request to a path that is not an [`Endpoint`].
+    async fn answer_other(&self, request: Request<Incoming>) -> AnswerResult {
+        match (request.uri().path(), &self.rate_limits) {
+            ("/v1/authorize", _) => authorize::authorize(self, &request).await,
+            ("/json", Some(service)) => {
+                let body = body::read(request.into_body()).await?;
+                // The future is boxed because it is larger than the others.
+                Ok(Box::pin(json::decide(&self.limiter, service, &body)).await)
+            }
+            ("/healthcheck", Some(service)) => Ok(json::healthcheck(service, &self.shutdown)),
+            (path, Some(service)) if service.has_limitador_api() => {
+                let endpoint = LimitadorEndpoint::of(path);
+                let endpoint = endpoint.ok_or_else(|| Problem::not_found(PATHS_WITH_LIMITADOR))?;
+                Box::pin(self.answer_limitador(service, endpoint, request)).await
+            }
+            _ => Err(Problem::not_found(PATHS)),
+        }
     }
 
     /// Answers a request to Limitador's API.
@@ -264,7 +281,7 @@ impl ConnectionContext {
         service: &RateLimitService,
         endpoint: LimitadorEndpoint,
         request: Request<Incoming>,
-    ) -> Result<Answer, Problem> {
+    ) -> AnswerResult {
         let method = endpoint.method();
         if request.method() != method {
             return Err(Problem::method(method.to_string()));
@@ -321,7 +338,7 @@ impl ConnectionContext {
         endpoint: Endpoint,
         headers: &HeaderMap,
         body: &[u8],
-    ) -> Result<Answer, Problem> {
+    ) -> AnswerResult {
         match endpoint {
             Endpoint::Check => check::check(self, body, Effect::Charge).await,
             Endpoint::Peek => check::check(self, body, Effect::Peek).await,

@@ -114,8 +114,7 @@ impl Writer {
     /// Writes a quoted string without escaping. The string must not contain characters that need
     /// escaping. The string is a fixed word or a policy, which may contain a time zone name.
     fn plain(&mut self, text: &str) {
-        let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
-        debug_assert!(text.chars().all(is_plain), "{text:?}");
+        debug_assert!(is_plain(text), "{text:?}");
         self.raw("\"").raw(text).raw("\"");
     }
 
@@ -125,9 +124,18 @@ impl Writer {
             self.raw("null");
             return;
         };
+        if is_plain(text) {
+            return self.plain(text);
+        }
         // Writing to a buffer in memory does not fail.
         let _ = serde_json::to_writer(&mut self.0, text);
     }
+}
+
+/// Returns whether `text` needs no escaping in JSON.
+fn is_plain(text: &str) -> bool {
+    let is_plain = |byte: u8| !matches!(byte, b'"' | b'\\' | ..b' ');
+    text.bytes().all(is_plain)
 }
 
 #[cfg(test)]
