@@ -22,12 +22,13 @@ type Tidegate struct {
 	Client *http.Client
 }
 
-// Verdict contains the fields of a /v1/check response that a service needs.
+// Verdict contains the fields of a /v1/check or /v1/reserve response that a service needs.
 type Verdict struct {
 	Allowed      *bool  `json:"allowed"`
 	Reason       string `json:"reason"`
 	RetryAfterMs *int64 `json:"retry_after_ms"` // nil for never
 	DelayMs      int64  `json:"delay_ms"`       // above 0 only for a queue
+	Reservation  string `json:"reservation"`    // the token for Settle
 	Header       http.Header
 }
 
@@ -39,23 +40,27 @@ const maxAnswer = 1 << 20
 
 // Check decides a request and charges its cost. An error means that there is no decision.
 func (t *Tidegate) Check(ctx context.Context, entries map[string]string) (*Verdict, error) {
-	body, err := json.Marshal(map[string]any{"entries": entries, "cost": 1})
-	if err != nil {
-		return nil, err
+	return t.decide(ctx, "/v1/check", map[string]any{"entries": entries, "cost": 1})
+}
+
+// Reserve decides a request whose final cost is known only later, and charges the highest possible
+// cost until Settle is called. An error means that there is no decision.
+func (t *Tidegate) Reserve(ctx context.Context, entries map[string]string, cost int) (*Verdict, error) {
+	return t.decide(ctx, "/v1/reserve", map[string]any{"entries": entries, "cost": cost, "ttl": "30s"})
+}
+
+// Settle replaces the cost of a reservation by the final cost.
+func (t *Tidegate) Settle(ctx context.Context, reservation string, cost int) error {
+	body := map[string]any{"reservation": reservation, "cost": cost}
+	response, answer, err := t.post(ctx, "/v1/settle", body)
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("tidegate answered %s: %.200s", response.Status, answer)
 	}
-	request, err := http.NewRequestWithContext(ctx, "POST", t.URL+"/v1/check", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	if t.Token != "" {
-		request.Header.Set("Tidegate-Token", t.Token)
-	}
-	response, err := t.Client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	return err
+}
+
+func (t *Tidegate) decide(ctx context.Context, path string, body map[string]any) (*Verdict, error) {
+	response, answer, err := t.post(ctx, path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -70,12 +75,31 @@ func (t *Tidegate) Check(ctx context.Context, entries map[string]string) (*Verdi
 	return verdict, nil
 }
 
+func (t *Tidegate) post(ctx context.Context, path string, body map[string]any) (*http.Response, []byte, error) {
+	document, err := json.Marshal(body)
+	if err != nil {
+		return nil, nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, "POST", t.URL+path, bytes.NewReader(document))
+	if err != nil {
+		return nil, nil, err
+	}
+	if t.Token != "" {
+		request.Header.Set("Tidegate-Token", t.Token)
+	}
+	response, err := t.Client.Do(request)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	return response, answer, err
+}
+
 // Limit checks requests before it calls next. Without a decision, requests pass (fail open).
 func Limit(t *Tidegate, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Behind a proxy, take the address from the header that the proxy sets.
-		ip, _, _ := net.SplitHostPort(r.RemoteAddr)
-		entries := map[string]string{"method": r.Method, "path": r.URL.EscapedPath(), "ip": ip}
+		entries := entriesOf(r)
 		if customer := r.Header.Get("X-Customer"); customer != "" {
 			entries["customer"] = customer
 		}
@@ -89,11 +113,7 @@ func Limit(t *Tidegate, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		for _, name := range []string{"RateLimit", "RateLimit-Policy", "Retry-After"} {
-			if value := verdict.Header.Get(name); value != "" {
-				w.Header().Set(name, value)
-			}
-		}
+		copyHeaders(w, verdict)
 		if !*verdict.Allowed {
 			deny(w, verdict)
 			return
@@ -104,6 +124,57 @@ func Limit(t *Tidegate, next http.Handler) http.Handler {
 		case <-r.Context().Done():
 		}
 	})
+}
+
+// Login limits failed logins. A login is reserved before the password is compared, so that parallel
+// guesses cannot exceed the limit, and costs 1 only if it fails. Without a decision, logins are
+// denied (fail closed).
+func Login(t *Tidegate, isRight func(*http.Request) bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		verdict, err := t.Reserve(r.Context(), entriesOf(r), 1)
+		if errors.Is(err, ErrUncountable) {
+			http.Error(w, "bad request", http.StatusBadRequest)
+			return
+		}
+		if err != nil {
+			log.Printf("login denied without a decision: %v", err)
+			http.Error(w, "try again later", http.StatusServiceUnavailable)
+			return
+		}
+		if !*verdict.Allowed {
+			copyHeaders(w, verdict)
+			deny(w, verdict)
+			return
+		}
+		right := isRight(r)
+		cost := 1
+		if right {
+			cost = 0
+		}
+		// The request's context ends if the client disconnects, but the login must be settled.
+		if err := t.Settle(context.Background(), verdict.Reservation, cost); err != nil {
+			log.Printf("login charged as failed: %v", err)
+		}
+		if !right {
+			http.Error(w, "wrong password", http.StatusUnauthorized)
+			return
+		}
+		fmt.Fprintln(w, "welcome")
+	})
+}
+
+func entriesOf(r *http.Request) map[string]string {
+	// Behind a proxy, take the address from the header that the proxy sets.
+	ip, _, _ := net.SplitHostPort(r.RemoteAddr)
+	return map[string]string{"method": r.Method, "path": r.URL.EscapedPath(), "ip": ip}
+}
+
+func copyHeaders(w http.ResponseWriter, verdict *Verdict) {
+	for _, name := range []string{"RateLimit", "RateLimit-Policy", "Retry-After"} {
+		if value := verdict.Header.Get(name); value != "" {
+			w.Header().Set(name, value)
+		}
+	}
 }
 
 func deny(w http.ResponseWriter, verdict *Verdict) {
@@ -140,6 +211,9 @@ func main() {
 		fmt.Fprintln(w, "hello")
 	})
 	http.Handle("/api/orders", Limit(tidegate, orders))
+	http.Handle("/login", Login(tidegate, func(r *http.Request) bool {
+		return r.Header.Get("Password") == "open sesame"
+	}))
 	listener, err := net.Listen("tcp", "127.0.0.1:"+env("PORT", "3000"))
 	if err != nil {
 		log.Fatal(err)

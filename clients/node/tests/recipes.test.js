@@ -94,11 +94,13 @@ describe("recipes/go", () => {
   const program = join(folder, "recipe");
   after(() => rmSync(folder, { recursive: true }));
 
-  test("limits an API, and passes requests while there is no decision", async (t) => {
+  test("limits an API and failed logins", async (t) => {
     execFileSync("go", ["build", "-o", program, "."], { cwd: GO });
     const { server, get } = await recipe(t, program, [], GO);
     await limitsTheApi(get);
+    await limitsFailedLogins(server, get);
     await server.stop();
-    assert.equal((await get("/api/orders")).status, 200);
+    assert.equal((await get("/api/orders")).status, 200, "without a decision, requests pass");
+    assert.equal((await get("/login", {}, "POST")).status, 503);
   });
 });
