@@ -2,8 +2,10 @@
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
+import { readFileSync, readdirSync } from "node:fs";
 import { createServer } from "node:http";
 import { test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
 
 import { Tidegate, TidegateUnavailableError, problem } from "tidegate";
 
@@ -19,6 +21,14 @@ async function pretending(t, answer, options = {}) {
   });
   const url = `http://127.0.0.1:${server.address().port}`;
   return new Tidegate({ url, timeoutMs: 10_000, ...options });
+}
+
+/** Suspends a process. A thread that is running on another core continues for a moment. */
+async function suspend(child) {
+  child.kill("SIGSTOP");
+  const tasks = `/proc/${child.pid}/task`;
+  const isStopped = (task) => /\) T [^)]*$/.test(readFileSync(`${tasks}/${task}/stat`, "utf8"));
+  while (!readdirSync(tasks).every(isStopped)) await sleep(5);
 }
 
 const VERDICT = {
@@ -166,7 +176,7 @@ test("a frozen server is a failure after the time limit", async () => {
   const client = new Tidegate({ url: server.url, timeoutMs: 200, onFailure: "open" });
   const patient = { timeoutMs: 10_000 };
   assert.equal((await client.throttle("a", "5/h", patient)).source, undefined);
-  server.child.kill("SIGSTOP");
+  await suspend(server.child);
   const calls = Array.from({ length: 20 }, () => client.throttle("a", "5/h"));
   const sources = (await Promise.all(calls)).map((verdict) => verdict.source);
   assert.deepEqual(new Set(sources), new Set(["client"]));

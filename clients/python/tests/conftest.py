@@ -72,10 +72,18 @@ class Server:
         """Suspends the process. The kernel still accepts connections, but nothing responds."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        # A thread that is running on another core continues for a moment.
+        wait_until(self._is_suspended, "all threads of the server to stop")
 
     def resume(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+    def _is_suspended(self) -> bool:
+        assert self._process is not None
+        stats = Path(f"/proc/{self._process.pid}/task").glob("*/stat")
+        # The state follows the name, which is in parentheses.
+        return all(stat.read_text().rpartition(") ")[2].startswith("T") for stat in stats)
 
     def _answers(self) -> bool:
         assert self._process is not None
