@@ -2,16 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::sync::Arc;
+
 use futures_util::FutureExt as _;
 use tidegate::{Clock, rate_limiter::SlotTurn};
 use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{
-    Cost, EntryBlock, EntryBlockTarget, MemoryBounds, MemoryStore, Request, RetryAfter, Scratch,
-    Span, Timestamp, Verdict,
+    Charge, Cost, Effect, EntryBlock, EntryBlockTarget, MemoryBounds, MemoryStore, Request,
+    RetryAfter, Scratch, Span, Timestamp, Verdict,
 };
 use tidegate_limiter::{
     HandoverError, ServerLimiter,
-    reservations::{Reservation, Reservations},
+    reservations::{CounterCharge, CounterSettlement, Reservation, Reservations},
 };
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -77,6 +79,43 @@ fn a_step_of_the_wall_clock_shifts_no_deadline() {
         new.clock().set(later.after(wait));
         reserve(&new, 3).unwrap();
     }
+}
+
+/// Counters belong to no rule, so the other process receives their limits with the reservation.
+#[test]
+fn reservations_of_counters_move() {
+    let (old, new) = (limiter(START), limiter(START));
+    let rules = old.rules();
+    let limits = rules.rule("api").unwrap().limits();
+    let charge = CounterCharge {
+        key: b"counter".as_slice().into(),
+        limits: Arc::clone(limits),
+        cost: Cost::new(2).unwrap(),
+    };
+    let tokens = [(); 2].map(|()| {
+        let reserved = old.reserve_counters(std::slice::from_ref(&charge), HOUR, None);
+        let reserved = reserved.now_or_never().unwrap().unwrap();
+        reserved.reservation.unwrap().token
+    });
+    hand_over(&old, &new).unwrap();
+    let left = || {
+        let charge = Charge::new(b"counter", limits, Cost::ONE).unwrap();
+        let inspected = new.inspect(charge, Effect::Look).now_or_never();
+        inspected.unwrap().unwrap()[0].remaining
+    };
+    assert_eq!(left(), 1);
+    let limits_of = |_: &[u8]| Some(Arc::clone(limits));
+    let settled = new.settle_counters(&tokens[0], limits_of, 1).now_or_never();
+    let settled = settled.unwrap().unwrap();
+    assert!(
+        matches!(settled, CounterSettlement::Settled(_)),
+        "{settled:?}"
+    );
+    assert_eq!(left(), 2);
+    // The window of the log is longer than the time to live.
+    new.clock().set(START.after(Span::from_secs(600)));
+    new.expire_reservations().now_or_never().unwrap();
+    assert_eq!(left(), 4);
 }
 
 #[test]

@@ -127,6 +127,18 @@ impl Calendar {
         (!(1..=most).contains(&day)).then(|| LimitError::new("day", problem()))
     }
 
+    /// Returns the name of the time zone.
+    #[must_use]
+    pub fn zone(&self) -> &str {
+        self.zone.name()
+    }
+
+    /// Returns the day on which a window begins, as in [`Self::new`].
+    #[must_use]
+    pub fn day(&self) -> i8 {
+        self.day
+    }
+
     /// Returns the unit of the windows.
     #[must_use]
     pub fn unit(&self) -> CalendarUnit {

@@ -311,7 +311,10 @@ fn known_counters(
 ) -> Option<(OwnedCharges, RedisReceipt)> {
     let mut receipts = Vec::with_capacity(shared.len());
     let mut charges = Vec::with_capacity(shared.len());
-    for SharedCharge { charge, receipt } in shared {
+    for SharedCharge {
+        charge, receipt, ..
+    } in shared
+    {
         let limits = limits_of(&charge.key)?;
         charges.push((charge.key, limits, charge.cost));
         receipts.push(receipt);

@@ -16,8 +16,8 @@
 //! guard in Redis ensures that a reservation ends only once.
 //!
 //! An entry has the format of a token without its tag. The entry contains the current expiry but
-//! not the limits, so a server that ends the reservation needs the same rules. Reservations of
-//! counters are not written, because only the caller knows their limits.
+//! not the limits of rules, so a server that ends the reservation needs the same rules. The entry of
+//! a reservation of counters contains their limits, so any server can end the reservation.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -34,7 +34,7 @@ use tidegate_redis::{
 
 use super::{
     expiry::MAX_LATENESS,
-    in_redis::shared_charges,
+    in_redis::charges_to_move,
     table::{OutstandingReservation, redis_receipt},
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
 };
@@ -323,7 +323,7 @@ impl ServerLimiter {
             };
         };
         let expires = contents.expires;
-        let reservation = self.shared_reservation(charges);
+        let reservation = self.shared_reservation(contents.kind, charges);
         if is_late {
             let charges = reservation.charges.as_charges();
             let in_redis = reservation.in_redis(&charges, id, expires);
@@ -386,12 +386,12 @@ fn queue_entry(
 ) -> Option<ExpiryQueueEntry> {
     let receipt = redis_receipt(outstanding.receipt.as_ref())?;
     let contents = TokenContents {
-        kind: ReservationKind::Request,
+        kind: ReservationKind::of(&outstanding.charges),
         id,
         expires: outstanding.expires,
         // The cost of the request is in its token.
         cost: Cost::ONE,
-        charges: TokenCharges::InRedis(shared_charges(&outstanding.charges, receipt)),
+        charges: TokenCharges::InRedis(charges_to_move(&outstanding.charges, receipt.parts())),
     };
     Some(entry_of(&contents, now))
 }

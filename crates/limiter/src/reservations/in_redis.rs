@@ -1,14 +1,16 @@
 //! Reservations whose charges are in Redis.
 
-use tidegate::rate_limiter::{OwnedCharges, release_slots};
-use tidegate_core::{Charge, Renewal, Span, Timestamp};
+use std::sync::Arc;
+
+use tidegate::rate_limiter::{OwnedCharges, StoredCharge, release_slots};
+use tidegate_core::{Charge, Renewal, RuleSet, Span, Timestamp};
 use tidegate_redis::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus};
 
 use super::{
     error::{NotOutstanding, ReservationError},
     final_charges::FinalCharges,
     table::OutstandingReservation,
-    token::{ReservationId, SharedCharge},
+    token::{ReservationId, ReservationKind, SharedCharge},
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
@@ -38,13 +40,48 @@ impl SharedReservation {
 }
 
 /// Returns `charges` with their receipts, for a token.
-pub(super) fn shared_charges(charges: &OwnedCharges, receipt: &RedisReceipt) -> Vec<SharedCharge> {
-    let charges = charges.to_stored().into_iter().zip(receipt.parts());
+pub(super) fn shared_charges(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<SharedCharge> {
+    let charges = charges.to_stored().into_iter().zip(receipts);
     let shared = charges.map(|(charge, receipt)| SharedCharge {
         charge,
+        limits: None,
         receipt: receipt.clone(),
     });
     shared.collect()
+}
+
+/// Returns `charges` with their receipts, in the form in which another server can end them. The
+/// server finds the limits in its rules, except for the limits of counters.
+pub(super) fn charges_to_move(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<SharedCharge> {
+    let mut shared = shared_charges(charges, receipts);
+    if !charges.has_rules() {
+        for (shared, charge) in shared.iter_mut().zip(charges.list()) {
+            shared.limits = Some(Arc::clone(charge.limits()));
+        }
+    }
+    shared
+}
+
+/// Returns the charges of a moved reservation with their receipts. Omits charges whose rules this
+/// server does not have. `now` determines which overrides apply.
+pub(super) fn moved_charges(
+    rules: &Arc<RuleSet>,
+    kind: ReservationKind,
+    shared: Vec<SharedCharge>,
+    now: Timestamp,
+) -> (OwnedCharges, Vec<Vec<u8>>) {
+    if kind == ReservationKind::Request {
+        let list = shared
+            .into_iter()
+            .map(|shared| (shared.charge, shared.receipt));
+        return OwnedCharges::of_known_rules(rules, list, now);
+    }
+    let with_limits = shared.into_iter().filter_map(|shared| {
+        let StoredCharge { key, cost, .. } = shared.charge;
+        Some(((key, shared.limits?, cost), shared.receipt))
+    });
+    let (charges, receipts): (Vec<_>, Vec<_>) = with_limits.unzip();
+    (OwnedCharges::of_limits(charges), receipts)
 }
 
 impl ServerLimiter {
@@ -135,7 +172,7 @@ impl ServerLimiter {
         ttl: Span,
     ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
-        let mut shared = self.shared_reservation(shared);
+        let mut shared = self.shared_reservation(ReservationKind::Request, shared);
         let lease = shared.charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let until = now.after(ttl);
@@ -170,21 +207,26 @@ impl ServerLimiter {
             table.insert(id, own);
         }
         drop(table);
-        Ok((ttl, shared_charges(&shared.charges, &shared.receipt)))
+        Ok((ttl, shared_charges(&shared.charges, shared.receipt.parts())))
     }
 
-    /// Returns the charges of a token, with their limits under the current rules.
-    pub(super) fn shared_reservation(&self, shared: Vec<SharedCharge>) -> SharedReservation {
+    /// Returns the charges of a reservation of this kind, with their limits. The limits of rules
+    /// are those of the current rules.
+    pub(super) fn shared_reservation(
+        &self,
+        kind: ReservationKind,
+        shared: Vec<SharedCharge>,
+    ) -> SharedReservation {
         let rules = self.rules.load_full();
-        let is_former = |charge: &&SharedCharge| rules.rule_of(&charge.charge.key).is_none();
+        let is_former = |shared: &&SharedCharge| match kind {
+            ReservationKind::Request => rules.rule_of(&shared.charge.key).is_none(),
+            ReservationKind::Counters => shared.limits.is_none(),
+        };
         let former_keys = shared.iter().filter(is_former);
         let former_keys = former_keys
-            .map(|charge| charge.charge.key.clone())
+            .map(|shared| shared.charge.key.clone())
             .collect();
-        let list = shared
-            .into_iter()
-            .map(|SharedCharge { charge, receipt }| (charge, receipt));
-        let (charges, receipts) = OwnedCharges::of_known_rules(&rules, list, self.now());
+        let (charges, receipts) = moved_charges(&rules, kind, shared, self.now());
         SharedReservation {
             charges,
             receipt: RedisReceipt::from_parts(receipts),

@@ -31,9 +31,11 @@ mod expiry_queue;
 mod expiry_queue_changes;
 mod final_charges;
 mod in_redis;
+mod input;
 mod local;
 mod moved;
 mod rejections;
+mod stored_limits;
 mod table;
 mod token;
 
@@ -364,7 +366,7 @@ impl ServerLimiter {
                 self.charge_excess_of(&charges, &final_charges, now).await
             }
             TokenCharges::InRedis(shared) => {
-                let shared = self.shared_reservation(shared);
+                let shared = self.shared_reservation(ReservationKind::Request, shared);
                 self.settle_in_redis(&shared, id, expires, cost, now)
                     .await?
             }
@@ -456,6 +458,6 @@ fn token_charges(charges: &OwnedCharges, receipt: Option<&LimiterReceipt>) -> To
     match (receipt, redis_receipt(receipt)) {
         (None, _) => TokenCharges::None,
         (Some(_), None) => TokenCharges::OnServer,
-        (_, Some(receipt)) => TokenCharges::InRedis(shared_charges(charges, receipt)),
+        (_, Some(receipt)) => TokenCharges::InRedis(shared_charges(charges, receipt.parts())),
     }
 }

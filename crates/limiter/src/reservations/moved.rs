@@ -9,12 +9,12 @@
 
 use std::{collections::BTreeSet, io, path::Path};
 
-use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::{Cost, Receipt, Timestamp};
 
 use super::{
+    in_redis::{charges_to_move, moved_charges},
     table::{OutstandingReservation, ReservationPermit},
-    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
+    token::{ReservationId, ReservationKind, TokenCharges, TokenContents},
 };
 use crate::{LimiterReceipt, ServerLimiter, snapshot};
 
@@ -33,8 +33,7 @@ impl ServerLimiter {
         self.reservations.table().is_moved = is_moved;
     }
 
-    /// Returns the reservations of requests, for another process. Reservations of counters do not
-    /// move, because the other process does not know their limits; their charges stay counted.
+    /// Returns the reservations, for another process.
     pub(crate) fn reservations_to_move(&self) -> Vec<Vec<u8>> {
         self.encode_reservations(&self.outstanding_ids())
     }
@@ -63,20 +62,15 @@ impl ServerLimiter {
             return None;
         };
         let owned = &outstanding.charges;
-        if !owned.has_rules() {
-            return None;
-        }
         let charges = owned.as_charges();
         let receipts = self.local_store().move_receipt(&charges, receipt, now);
-        let shared = owned.to_stored().into_iter().zip(receipts);
-        let shared = shared.map(|(charge, receipt)| SharedCharge { charge, receipt });
         Some(TokenContents {
-            kind: ReservationKind::Request,
+            kind: ReservationKind::of(owned),
             id: *id,
             expires: outstanding.expires,
             // The cost of the request is in its token.
             cost: Cost::ONE,
-            charges: TokenCharges::InRedis(shared.collect()),
+            charges: TokenCharges::InRedis(charges_to_move(owned, &receipts)),
         })
     }
 
@@ -131,6 +125,7 @@ impl ServerLimiter {
             return false;
         };
         let Some(TokenContents {
+            kind,
             id,
             expires,
             charges: TokenCharges::InRedis(shared),
@@ -139,11 +134,8 @@ impl ServerLimiter {
         else {
             return false;
         };
-        let list = shared
-            .into_iter()
-            .map(|SharedCharge { charge, receipt }| (charge, receipt));
         let now = self.now();
-        let (charges, receipts) = OwnedCharges::of_known_rules(&self.rules(), list, now);
+        let (charges, receipts) = moved_charges(&self.rules(), kind, shared, now);
         let Some(receipt) = Receipt::from_moved(&receipts) else {
             return false;
         };

@@ -103,9 +103,7 @@ impl OutstandingTable {
 
     /// Adds a reservation, or a changed reservation that was removed before.
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
-        // Other servers do not know the limits of charges that have no rule.
-        if redis_receipt(outstanding.receipt.as_ref()).is_some() && outstanding.charges.has_rules()
-        {
+        if redis_receipt(outstanding.receipt.as_ref()).is_some() {
             self.expiry_queue.add(id);
         }
         self.by_due_time.insert((outstanding.due_at, id));

@@ -5,7 +5,7 @@
 //!   | version: 1 | kind: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | … | tag: 32 |
 //!
 //!                                                                                in base64url
-//!   charge: | key length: 2 | key | cost: 8 | stretched: 1 | receipt length: 2 | receipt |
+//!   charge: | key length: 2 | key | cost: 8 | flags: 1 | plan | limits | receipt length: 2 | receipt |
 //! ```
 //!
 //! A token contains the charges only if they were made in Redis, so that every server that shares
@@ -16,19 +16,25 @@
 //! The byte `kind` is 1 for a request, whose charges belong to rules, and 2 for counters. A call
 //! accepts only tokens of its own kind, because the two kinds of reservations are settled in
 //! different ways.
+//!
+//! The expiry queue, a snapshot and another process receive a reservation in the same format,
+//! without the tag. For counters, they also receive the limits. A token does not contain the limits
+//! of counters, because the caller that settles the reservation specifies them.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{
     hmac,
     rand::{SecureRandom as _, SystemRandom},
 };
-use tidegate::rate_limiter::StoredCharge;
+use tidegate::rate_limiter::{OwnedCharges, StoredCharge};
 use tidegate_core::{
-    Cost, Timestamp,
+    Cost, Limits, Timestamp,
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
+
+use super::{input::Input, stored_limits};
 
 /// The version of the token format. Tokens of version 1, which had no kind, are no longer valid.
 const VERSION: u8 = 2;
@@ -37,6 +43,8 @@ const VERSION: u8 = 2;
 const IS_STRETCHED: u8 = 1;
 /// The flag of a charge whose limits came from a plan.
 const HAS_PLAN: u8 = 2;
+/// The flag of a charge that is stored with its limits.
+const HAS_LIMITS: u8 = 4;
 
 /// The length of the HMAC at the end of a token, in bytes.
 const TAG_BYTES: usize = 32;
@@ -56,6 +64,17 @@ pub(super) enum ReservationKind {
     Request = 1,
     /// A reservation of counters, whose limits the caller specifies.
     Counters = 2,
+}
+
+impl ReservationKind {
+    /// Returns the kind of a reservation of `charges`.
+    pub(super) fn of(charges: &OwnedCharges) -> Self {
+        if charges.has_rules() {
+            Self::Request
+        } else {
+            Self::Counters
+        }
+    }
 }
 
 /// The contents of a token.
@@ -85,6 +104,8 @@ pub(super) enum TokenCharges {
 #[derive(Clone, Debug)]
 pub(super) struct SharedCharge {
     pub(super) charge: StoredCharge,
+    /// The limits of a counter, unless the charge is part of a token.
+    pub(super) limits: Option<Arc<Limits>>,
     pub(super) receipt: Vec<u8>,
 }
 
@@ -236,14 +257,23 @@ impl TokenContents {
             TokenCharges::InRedis(shared) => shared,
         };
         bytes.push(2);
-        for SharedCharge { charge, receipt } in shared {
+        for SharedCharge {
+            charge,
+            limits,
+            receipt,
+        } in shared
+        {
             push_with_length(&mut bytes, &charge.key);
             bytes.extend_from_slice(&charge.cost.units().to_be_bytes());
             let has_plan = if charge.plan.is_some() { HAS_PLAN } else { 0 };
             let is_stretched = if charge.is_stretched { IS_STRETCHED } else { 0 };
-            bytes.push(is_stretched | has_plan);
+            let has_limits = if limits.is_some() { HAS_LIMITS } else { 0 };
+            bytes.push(is_stretched | has_plan | has_limits);
             if let Some(plan) = &charge.plan {
                 push_with_length(&mut bytes, plan.as_bytes());
+            }
+            if let Some(limits) = limits {
+                push_with_length(&mut bytes, &stored_limits::encode(limits));
             }
             push_with_length(&mut bytes, receipt);
         }
@@ -278,6 +308,10 @@ impl TokenContents {
                 0 => None,
                 _ => Some(std::str::from_utf8(input.take_with_length()?).ok()?.into()),
             };
+            let limits = match flags & HAS_LIMITS {
+                0 => None,
+                _ => Some(Arc::new(stored_limits::decode(input.take_with_length()?)?)),
+            };
             let charge = StoredCharge {
                 key: key.into(),
                 cost,
@@ -285,7 +319,11 @@ impl TokenContents {
                 plan,
             };
             let receipt = input.take_with_length()?.to_vec();
-            shared.push(SharedCharge { charge, receipt });
+            shared.push(SharedCharge {
+                charge,
+                limits,
+                receipt,
+            });
         }
         let charges = match holder {
             [0] => TokenCharges::None,
@@ -304,32 +342,12 @@ impl TokenContents {
 
 /// Appends the length of `part` in two bytes, followed by `part`.
 fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
-    // A key has at most 1,024 bytes, a plan name at most 128 bytes, and a receipt a few bytes for
-    // each limit of a rule.
-    let length =
-        u16::try_from(part.len()).expect("keys, plans and receipts are shorter than 64 KiB");
+    // A key has at most 1,024 bytes, a plan name at most 128 bytes, and limits and a receipt have
+    // some bytes for each limit of a rule.
+    let length = u16::try_from(part.len())
+        .expect("keys, plans, limits and receipts are shorter than 64 KiB");
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes.extend_from_slice(part);
-}
-
-/// The bytes that have not been decoded yet.
-struct Input<'b>(&'b [u8]);
-
-impl<'b> Input<'b> {
-    fn take(&mut self, count: usize) -> Option<&'b [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        Some(u64::from_be_bytes(self.take(8)?.try_into().ok()?))
-    }
-
-    fn take_with_length(&mut self) -> Option<&'b [u8]> {
-        let length = u16::from_be_bytes(self.take(2)?.try_into().ok()?);
-        self.take(length.into())
-    }
 }
 
 #[cfg(test)]
@@ -349,6 +367,7 @@ mod tests {
                     is_stretched: true,
                     plan: Some("pro".into()),
                 },
+                limits: None,
                 receipt: vec![1, 2, 3],
             }]),
         }

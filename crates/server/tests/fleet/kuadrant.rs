@@ -247,6 +247,32 @@ fn an_expired_reservation_in_redis_costs_nothing() {
     assert_eq!(b.left(), [95, 995], "a late commit is a report");
 }
 
+/// Another server ends the reservation, even a server without the domain's rules.
+#[test]
+fn a_reservation_of_a_killed_server_costs_nothing() {
+    let (redis, a, b) = two_nodes();
+    a.at_millis_with_redis(0);
+    let (killed, left) = (Server::on(&a), Server::on(&b));
+    let ids = [(); 2].map(|()| killed.reserve(20).reservation_id);
+    drop(killed);
+    assert!(a.run(a.limiter.write_expiry_queue()));
+    drop(a);
+    b.at_millis_with_redis(10_000);
+    assert!(left.commit(&ids[0], 5).unwrap());
+    assert_eq!(left.left(), [75, 975]);
+    let other = Node::start(&redis.url());
+    other.until_up(true);
+    for (millis, remaining) in [(34_999, [75, 975]), (35_000, [95, 995])] {
+        other.at_millis_with_redis(millis);
+        other.run(other.limiter.end_orphaned_reservations());
+        b.at_millis_with_redis(millis);
+        assert_eq!(left.left(), remaining, "{millis} ms");
+    }
+    assert!(!left.commit(&ids[1], 5).unwrap());
+    assert_eq!(left.left(), [90, 990], "a late commit is a report");
+    assert_eq!(redis.ask(&["EXISTS", "test#{reservations}"]), ":0");
+}
+
 /// If the caller cancels a commit, for example because its deadline has passed, the whole amount is
 /// still counted.
 #[test]

@@ -156,6 +156,12 @@ impl OwnedCharges {
 }
 
 impl OwnedCharge {
+    /// Returns the limits, before they are raised.
+    #[must_use]
+    pub fn limits(&self) -> &Arc<Limits> {
+        &self.limits
+    }
+
     fn as_charge(&self) -> Charge<'_> {
         let stretched = self.limits.stretched().filter(|_| self.is_stretched);
         Charge {

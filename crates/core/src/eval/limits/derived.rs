@@ -91,6 +91,12 @@ impl Limits {
         limits
     }
 
+    /// Returns whether these limits are the result of [`Self::without_counting_denials`].
+    #[must_use]
+    pub fn skips_denials(&self) -> bool {
+        self.skips_denials
+    }
+
     /// Returns a copy of these limits that also counts denied costs. The copy is used for a cost
     /// that is known only after the request. The limits and the copy share the state of each key.
     /// If the rule's only limit is a fixed window, the copy counts the full cost, even beyond the
