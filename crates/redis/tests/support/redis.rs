@@ -24,6 +24,11 @@ impl RedisServer {
         Self::start_with(&[])
     }
 
+    /// Starts a Valkey server that stores nothing on disk.
+    pub fn start_valkey() -> Self {
+        Self::on_free_ports("valkey-server", |_| Vec::new())
+    }
+
     /// Starts a server with further `options`, such as `["--requirepass", "secret"]`.
     pub fn start_with(options: &[&str]) -> Self {
         Self::on_free_ports(SERVER, |_| {

@@ -1,0 +1,490 @@
+//! Random steps, which are taken by a fleet and by its twin.
+
+use std::cell::Cell;
+
+use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+use tidegate_limiter::reservations::{
+    CounterSettlement, NotOutstanding, Reservation, ReservationError,
+};
+use tokio::runtime::Runtime;
+
+use crate::{
+    fleet::{Backend, Fleet, USERS},
+    twin::{Kind, LIMIT, Renewal, Settlement, TICK, Twin},
+};
+
+/// The time at the start of every sequence, in milliseconds: 90 seconds before midnight, so that
+/// the windows of all kinds end during a sequence.
+const START: u64 = 1_700_006_400_000 - 90_000;
+
+/// The longest time for which the servers do nothing. After 30 s, they would no longer refund.
+const LONGEST_PAUSE: u64 = 20_000;
+/// The longest time to live of a reservation.
+const LONGEST_TTL: u64 = 30_000;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Reserves units of all rules for a user.
+    Reserve {
+        server: Index,
+        user: usize,
+        cost: u64,
+        ttl: u64,
+    },
+    /// Reserves units of both counters.
+    ReserveCounters {
+        server: Index,
+        cost: u64,
+        ttl: u64,
+    },
+    /// Settles a reservation. It may have ended before.
+    Settle {
+        server: Index,
+        which: Index,
+        cost: FinalCost,
+        with_former_token: bool,
+    },
+    /// Settles a reservation with a changed token, or with a token of the other kind.
+    SettleForged {
+        server: Index,
+        which: Index,
+        changed: Option<Index>,
+    },
+    /// Renews a reservation. It may have ended before.
+    Renew {
+        server: Index,
+        which: Index,
+        ttl: u64,
+    },
+    /// Sends a request without a reservation.
+    Check {
+        server: Index,
+        user: usize,
+        cost: u64,
+    },
+    /// Time passes while the servers run.
+    Pass(u64),
+    /// Time passes while the servers are paused.
+    Pause(u64),
+    Reset {
+        server: Index,
+        key: Index,
+    },
+    /// The servers write the expiry queue, or the snapshot.
+    Write,
+    /// Kills a server, and starts another in its place. The server may write the expiry queue or
+    /// the snapshot first.
+    Kill {
+        server: Index,
+        writes: bool,
+    },
+}
+
+/// The final cost of a reservation.
+#[derive(Clone, Copy, Debug)]
+enum FinalCost {
+    Zero,
+    Below,
+    Same,
+    Above(u64),
+    Any(u64),
+    /// The cost of the preceding settlement of the reservation.
+    Again,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (user, ttl) = (|| 0..USERS.len(), || 1..=LONGEST_TTL);
+    let index = any::<Index>;
+    prop_oneof![
+        8 => (index(), user(), 1..=LIMIT + 2, ttl())
+            .prop_map(|(server, user, cost, ttl)| Step::Reserve { server, user, cost, ttl }),
+        6 => (index(), user(), 1..=5_u64, ttl())
+            .prop_map(|(server, user, cost, ttl)| Step::Reserve { server, user, cost, ttl }),
+        3 => (index(), 1..=LIMIT + 2, ttl())
+            .prop_map(|(server, cost, ttl)| Step::ReserveCounters { server, cost, ttl }),
+        10 => (index(), index(), final_cost(), prop::bool::weighted(0.2))
+            .prop_map(|(server, which, cost, with_former_token)| {
+                Step::Settle { server, which, cost, with_former_token }
+            }),
+        1 => (index(), index(), prop::option::of(index()))
+            .prop_map(|(server, which, changed)| Step::SettleForged { server, which, changed }),
+        4 => (index(), index(), ttl())
+            .prop_map(|(server, which, ttl)| Step::Renew { server, which, ttl }),
+        4 => (index(), user(), 1..=LIMIT + 2)
+            .prop_map(|(server, user, cost)| Step::Check { server, user, cost }),
+        5 => (0..15_000_u64).prop_map(Step::Pass),
+        1 => (0..LONGEST_PAUSE).prop_map(Step::Pause),
+        1 => (index(), index()).prop_map(|(server, key)| Step::Reset { server, key }),
+        2 => Just(Step::Write),
+        3 => (index(), prop::bool::weighted(0.7))
+            .prop_map(|(server, writes)| Step::Kill { server, writes }),
+    ]
+}
+
+fn final_cost() -> impl Strategy<Value = FinalCost> {
+    prop_oneof![
+        Just(FinalCost::Zero),
+        Just(FinalCost::Below),
+        Just(FinalCost::Same),
+        (1..=5_u64).prop_map(FinalCost::Above),
+        (0..=LIMIT + 5).prop_map(FinalCost::Any),
+        Just(FinalCost::Again),
+    ]
+}
+
+fn sequence() -> impl Strategy<Value = (Vec<Kind>, Vec<Step>)> {
+    let kinds = prop::sample::subsequence(Kind::ALL.to_vec(), 1..=3);
+    (kinds, prop::collection::vec(step(), 1..=50))
+}
+
+/// The tokens and the costs of a reservation.
+struct Holder {
+    token: String,
+    former_token: Option<String>,
+    cost: u64,
+    settled_at: Option<u64>,
+}
+
+/// A fleet and its twin.
+struct Pair<'r> {
+    fleet: Fleet<'r>,
+    twin: Twin,
+    snapshot: Option<Twin>,
+    holders: Vec<Holder>,
+    has_slots: bool,
+}
+
+impl Pair<'_> {
+    fn take(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        if self.has_slots {
+            // A former token identifies its slot by the instant.
+            self.advance(1);
+        }
+        match step {
+            Step::Reserve {
+                server,
+                user,
+                cost,
+                ttl,
+            } => {
+                let keys = self.fleet.keys_of(*user);
+                let server = server.index(self.fleet.len());
+                let reservation = self.fleet.reserve(server, *user, *cost, *ttl);
+                self.reserved(server, &keys, *cost, *ttl, reservation, false)?;
+            }
+            Step::ReserveCounters { server, cost, ttl } => {
+                let (keys, server) = (self.fleet.counters(), server.index(self.fleet.len()));
+                let reservation = self.fleet.reserve_counters(server, *cost, *ttl);
+                self.reserved(server, &keys, *cost, *ttl, reservation, true)?;
+            }
+            Step::Settle {
+                server,
+                which,
+                cost,
+                with_former_token,
+            } => {
+                self.settle(server, which, *cost, *with_former_token)?;
+            }
+            Step::SettleForged {
+                server,
+                which,
+                changed,
+            } => {
+                self.settle_forged(server, which, changed.as_ref())?;
+            }
+            Step::Renew { server, which, ttl } => self.renew(server, which, *ttl)?,
+            Step::Check { server, user, cost } => {
+                let keys = self.fleet.keys_of(*user);
+                let expected = self.twin.admits(&keys, *cost);
+                let is_admitted = self
+                    .fleet
+                    .check(server.index(self.fleet.len()), *user, *cost);
+                prop_assert_eq!(expected.unwrap_or(is_admitted), is_admitted);
+                if is_admitted {
+                    self.twin.charge(&keys, *cost);
+                }
+            }
+            Step::Pass(millis) => self.pass(*millis),
+            Step::Pause(millis) => {
+                self.advance(*millis);
+                self.run_tasks(*millis);
+            }
+            Step::Reset { server, key } => {
+                let key = key.index(self.twin.key_count());
+                self.fleet.reset(server.index(self.fleet.len()), key);
+                self.twin.reset(key);
+            }
+            Step::Write => self.write(),
+            Step::Kill { server, writes } => {
+                if *writes {
+                    self.write();
+                }
+                self.kill(server.index(self.fleet.len()));
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, millis: u64) {
+        self.twin.now += millis;
+        self.fleet.set_clocks(self.twin.now);
+    }
+
+    /// Runs the background tasks, `elapsed` milliseconds after they last ran.
+    fn run_tasks(&mut self, elapsed: u64) {
+        self.fleet.run_tasks(elapsed);
+        self.twin.expire(elapsed);
+        self.twin.assert_expired(elapsed);
+    }
+
+    fn pass(&mut self, millis: u64) {
+        let mut left = millis;
+        while left > 0 {
+            let step = left.min(TICK);
+            self.advance(step);
+            self.run_tasks(step);
+            left -= step;
+        }
+    }
+
+    fn write(&mut self) {
+        if self.twin.is_shared {
+            self.fleet.write_expiry_queues();
+            self.twin.write();
+        } else {
+            self.fleet.save_snapshot();
+            self.snapshot = Some(self.twin.clone());
+        }
+    }
+
+    fn kill(&mut self, server: usize) {
+        if self.twin.is_shared {
+            self.fleet.kill(server);
+            self.twin.kill(server);
+            return;
+        }
+        // Without a snapshot, the server starts empty.
+        if let Some(snapshot) = &self.snapshot {
+            self.fleet.kill(server);
+            self.twin.restore(snapshot);
+            self.run_tasks(0);
+        }
+    }
+
+    fn reserved(
+        &mut self,
+        server: usize,
+        keys: &[usize],
+        cost: u64,
+        ttl: u64,
+        reservation: Option<Reservation>,
+        is_of_counters: bool,
+    ) -> Result<(), TestCaseError> {
+        let expected = self.twin.admits(keys, cost);
+        let is_admitted = reservation.is_some();
+        prop_assert_eq!(expected.unwrap_or(is_admitted), is_admitted);
+        let Some(Reservation { token, expires_in }) = reservation else {
+            return Ok(());
+        };
+        let ttl = self.twin.reserve(server, keys, cost, ttl, is_of_counters);
+        prop_assert_eq!(expires_in.as_micros(), ttl * 1_000);
+        self.holders.push(Holder {
+            token,
+            former_token: None,
+            cost,
+            settled_at: None,
+        });
+        Ok(())
+    }
+
+    fn settle(
+        &mut self,
+        server: &Index,
+        which: &Index,
+        cost: FinalCost,
+        with_former_token: bool,
+    ) -> Result<(), TestCaseError> {
+        if self.holders.is_empty() {
+            return Ok(());
+        }
+        let (server, which) = (
+            server.index(self.fleet.len()),
+            which.index(self.holders.len()),
+        );
+        let holder = &mut self.holders[which];
+        let cost = match cost {
+            FinalCost::Zero => 0,
+            FinalCost::Below => holder.cost - 1,
+            FinalCost::Same => holder.cost,
+            FinalCost::Above(more) => holder.cost + more,
+            FinalCost::Any(cost) => cost,
+            FinalCost::Again => holder.settled_at.unwrap_or(holder.cost),
+        };
+        let former = holder.former_token.as_ref().filter(|_| with_former_token);
+        let token = former.unwrap_or(&holder.token).clone();
+        // With the memory store, the server knows the slot, and the token does not.
+        let knows_slot = former.is_none() || !self.twin.is_shared;
+        let expected = self.twin.settle(which, cost, knows_slot);
+        if let Settlement::Settled(_) = expected {
+            holder.settled_at = Some(cost);
+        }
+        let reserved = holder.cost;
+        if self.twin.is_of_counters(which) {
+            match (expected, self.fleet.settle_counters(server, &token, cost)) {
+                (Settlement::Settled(_), CounterSettlement::Settled(counters)) => {
+                    let mut charged = counters.iter().map(|counter| counter.charged);
+                    prop_assert!(charged.all(|charged| charged == cost.min(reserved)));
+                }
+                (
+                    Settlement::Repeated | Settlement::SettledBefore | Settlement::Forgotten,
+                    CounterSettlement::SettledBefore,
+                )
+                | (
+                    Settlement::Forgotten | Settlement::NotOutstanding,
+                    CounterSettlement::NotOutstanding,
+                ) => {}
+                (expected, got) => prop_assert!(false, "expected {expected:?}, got {got:?}"),
+            }
+            return Ok(());
+        }
+        match (expected, self.fleet.settle(server, &token, cost)) {
+            (Settlement::Settled(charged), Ok(settled)) => {
+                let charged = charged.least..=charged.most;
+                prop_assert!(
+                    charged.contains(&settled.settled),
+                    "{settled:?} {charged:?}"
+                );
+                prop_assert_eq!(settled.unused, reserved.saturating_sub(cost));
+                prop_assert_eq!(settled.over, cost.saturating_sub(reserved));
+            }
+            (Settlement::Repeated, Ok(settled)) => prop_assert_eq!(settled.settled, cost),
+            (
+                Settlement::SettledBefore | Settlement::Forgotten | Settlement::NotOutstanding,
+                Err(ReservationError::NotOutstanding(_)),
+            ) => {}
+            (expected, got) => prop_assert!(false, "expected {expected:?}, got {got:?}"),
+        }
+        Ok(())
+    }
+
+    fn settle_forged(
+        &mut self,
+        server: &Index,
+        which: &Index,
+        changed: Option<&Index>,
+    ) -> Result<(), TestCaseError> {
+        if self.holders.is_empty() {
+            return Ok(());
+        }
+        let (server, which) = (
+            server.index(self.fleet.len()),
+            which.index(self.holders.len()),
+        );
+        let mut token = self.holders[which].token.clone().into_bytes();
+        let mut is_of_counters = self.twin.is_of_counters(which);
+        match changed {
+            Some(at) => {
+                // The last character has unused bits.
+                let byte = &mut token[at.index(self.holders[which].token.len() - 1)];
+                *byte = if *byte == b'A' { b'B' } else { b'A' };
+            }
+            None => is_of_counters = !is_of_counters,
+        }
+        let token = String::from_utf8(token).unwrap();
+        if is_of_counters {
+            let settled = self.fleet.settle_counters(server, &token, 0);
+            prop_assert_eq!(settled, CounterSettlement::NotOutstanding);
+        } else {
+            let settled = self.fleet.settle(server, &token, 0);
+            prop_assert_eq!(settled, Err(ReservationError::Invalid));
+        }
+        Ok(())
+    }
+
+    fn renew(&mut self, server: &Index, which: &Index, ttl: u64) -> Result<(), TestCaseError> {
+        if self.holders.is_empty() {
+            return Ok(());
+        }
+        let (server, which) = (
+            server.index(self.fleet.len()),
+            which.index(self.holders.len()),
+        );
+        let holder = &mut self.holders[which];
+        let renewed = self.fleet.renew(server, &holder.token, ttl);
+        if self.twin.is_of_counters(which) {
+            prop_assert_eq!(renewed, Err(ReservationError::Invalid));
+            return Ok(());
+        }
+        let slot_lost = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
+        match (self.twin.renew(server, which, ttl), renewed) {
+            (Renewal::Renewed, Ok(renewed)) => {
+                let former = std::mem::replace(&mut holder.token, renewed.token);
+                holder.former_token = Some(former);
+            }
+            (Renewal::SlotLost, Err(error)) if error == slot_lost => {}
+            (Renewal::NotOutstanding, Err(ReservationError::NotOutstanding(_))) => {}
+            (expected, got) => prop_assert!(false, "expected {expected:?}, got {got:?}"),
+        }
+        Ok(())
+    }
+
+    /// Compares the remaining units of every key. The servers take turns.
+    fn compare(&self, number: usize) -> Result<(), TestCaseError> {
+        self.twin.assert_limits();
+        for key in 0..self.twin.key_count() {
+            let expected = self.twin.remaining(key);
+            let got = self.fleet.remaining((number + key) % self.fleet.len(), key);
+            let range = expected.least..=expected.most;
+            prop_assert!(
+                range.contains(&got),
+                "key {}: {} is not in {:?}",
+                key,
+                got,
+                range
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Takes `cases` random sequences of steps.
+pub(crate) fn compare(runtime: &Runtime, backend: &Backend, cases: u32) {
+    let default = ProptestConfig::default();
+    let scaled = u64::from(cases) * u64::from(default.cases) / 256;
+    let config = ProptestConfig {
+        cases: u32::try_from(scaled).unwrap_or(u32::MAX),
+        failure_persistence: None,
+        ..default
+    };
+    let number = Cell::new(0);
+    let result = TestRunner::new(config).run(&sequence(), |(kinds, steps)| {
+        number.set(number.get() + 1);
+        let prefix = format!("t{}", number.get());
+        let fleet = Fleet::start(runtime, backend, &kinds, prefix, START);
+        let twin = Twin::new(fleet.kinds_of_keys(), backend.is_shared(), START);
+        let mut pair = Pair {
+            fleet,
+            twin,
+            snapshot: None,
+            holders: Vec::new(),
+            has_slots: kinds.contains(&Kind::Slots),
+        };
+        for (number, step) in steps.iter().enumerate() {
+            let result = pair.take(step).and_then(|()| pair.compare(number));
+            result.map_err(|error| {
+                TestCaseError::fail(format!(
+                    "step {number} {step:?} at {}: {error}",
+                    pair.twin.now
+                ))
+            })?;
+        }
+        // All reservations expire, including those of killed servers.
+        pair.pass(LONGEST_TTL + 8 * TICK);
+        pair.compare(0)?;
+        prop_assert!(pair.fleet.is_idle(), "a reservation is still outstanding");
+        Ok(())
+    });
+    if let Err(failure) = result {
+        panic!("{failure}");
+    }
+}
