@@ -251,9 +251,8 @@ impl ServerLimiter {
             return Ok(self.unknown_counters());
         };
         let (id, receipt, now) = (reservation.id, reservation.receipt, self.now());
-        let settlements = FinalCharges::new(charges, cost).settlements;
-        let end = ReservationEnd::Settled(cost);
-        let ended = redis_store.end_reservation(reservation, &settlements, end, now);
+        let (end, settlements) = (ReservationEnd::Settled(cost), self.settlements_of(charges));
+        let ended = redis_store.end_reservation(reservation, settlements, end, now);
         match ended.await? {
             ReservationStatus::Ended => {}
             ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {

@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use futures_util::future::{join_all, join3};
 use tidegate::rate_limiter::{OwnedCharges, release_slots};
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{Settlement, Span, Timestamp};
 use tidegate_redis::{
     FallbackStore, GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
 };
@@ -87,15 +87,27 @@ impl ServerLimiter {
         FinalCharges::of_expired(charges, self.reservations.settings.on_expiry)
     }
 
-    /// Ends `reservation` in Redis, unless it was settled or renewed, and counts it.
+    /// Returns the settlements of `charges` for each end of a reservation.
+    pub(super) fn settlements_of<'c>(
+        &self,
+        charges: &'c OwnedCharges,
+    ) -> impl Fn(ReservationEnd) -> Vec<Settlement> + use<'c> {
+        let on_expiry = self.reservations.settings.on_expiry;
+        move |end| match end {
+            ReservationEnd::Settled(cost) => FinalCharges::new(charges, cost).settlements,
+            ReservationEnd::Expired => FinalCharges::of_expired(charges, on_expiry).settlements,
+        }
+    }
+
+    /// Ends `reservation` of `charges` in Redis, unless it was settled or renewed, and counts it.
     pub(super) async fn end_expired(
         &self,
         redis_store: &FallbackStore,
         reservation: RedisReservation<'_>,
-        final_charges: &FinalCharges,
+        charges: &OwnedCharges,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let (end, settlements) = (ReservationEnd::Expired, &final_charges.settlements);
+        let (end, settlements) = (ReservationEnd::Expired, self.settlements_of(charges));
         let status = redis_store.end_reservation(reservation, settlements, end, now);
         let status = status.await?;
         if status == ReservationStatus::Ended {
@@ -134,7 +146,7 @@ impl ServerLimiter {
                 receipt,
                 former_keys: &[],
             };
-            let ended = self.end_expired(redis_store, reservation, &final_charges, now);
+            let ended = self.end_expired(redis_store, reservation, &outstanding.charges, now);
             ended.await
         };
         // Until this point, the expiry queue must keep the reservation, in case the server is

@@ -343,11 +343,10 @@ impl ServerLimiter {
         if reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }
-        let final_charges = self.final_charges_of_expired(&reservation.charges);
         let status = {
             let charges = reservation.charges.as_charges();
             let in_redis = reservation.in_redis(&charges, id, expires);
-            let ended = self.end_expired(redis_store, in_redis, &final_charges, now);
+            let ended = self.end_expired(redis_store, in_redis, &reservation.charges, now);
             ended.await
         };
         match status {

@@ -101,7 +101,7 @@ impl ServerLimiter {
             let charges = shared.charges.as_charges();
             let reservation = shared.in_redis(&charges, id, expires);
             let end = ReservationEnd::Settled(cost);
-            let settlements = &final_charges.settlements;
+            let settlements = self.settlements_of(&shared.charges);
             let ended = redis_store.end_reservation(reservation, settlements, end, now);
             ended.await.map_err(ReservationError::Unavailable)?
         };

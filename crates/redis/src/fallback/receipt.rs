@@ -218,11 +218,11 @@ impl FallbackStore {
     pub async fn end_reservation(
         &self,
         reservation: RedisReservation<'_>,
-        settlements: &[Settlement],
+        settlements: impl Fn(ReservationEnd) -> Vec<Settlement>,
         end: ReservationEnd,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let _invalidation = self.invalidate_refunded(reservation.charges, settlements);
+        let _invalidation = self.invalidate_refunded(reservation.charges, &settlements(end));
         let call = self
             .store
             .end_reservation(reservation, settlements, end, now);

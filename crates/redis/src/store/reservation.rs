@@ -1,6 +1,11 @@
 //! Reservations of charges. Any server can end a reservation, but only once. A guard in the cluster
-//! slot of the charges records that a reservation was renewed or has ended (`guard.lua`). If the
-//! charges are in several slots, each slot has its own guard.
+//! slot of the charges records that a reservation was renewed or has ended (`guard.lua`).
+//!
+//! If the charges are in several slots, each slot has its own guard. The guard in the first slot (by
+//! number) decides: only this guard is renewed, and the reservation ends there first. Then the
+//! other slots end in the same way, even after the reservation has expired. So if a node does not
+//! answer, the reservation has ended in no slot, or any later call completes it in the way in which
+//! it began.
 
 use std::collections::BTreeMap;
 
@@ -69,9 +74,13 @@ struct ReservedSlot {
 }
 
 impl RedisStore {
-    /// Ends `reservation`, and refunds the unused units in `settlements`. Does nothing if the
-    /// reservation has already ended, or if `end` does not apply to it. A call whose result is
-    /// unknown may be repeated: the repeated call completes the remaining work.
+    /// Ends `reservation`, and refunds the unused units. `settlements` returns the settlement of
+    /// each charge for the given end. Does nothing if the reservation has already ended, or if `end`
+    /// does not apply to it. A call whose result is unknown may be repeated: the repeated call
+    /// completes the remaining work.
+    ///
+    /// If an earlier call has ended the reservation in some slots only, the call completes it in the
+    /// way in which the earlier call began, even if this is not `end`.
     ///
     /// # Errors
     ///
@@ -79,35 +88,64 @@ impl RedisStore {
     pub async fn end_reservation(
         &self,
         reservation: RedisReservation<'_>,
-        settlements: &[Settlement],
+        settlements: impl Fn(ReservationEnd) -> Vec<Settlement>,
         end: ReservationEnd,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
+        let mut slots = self.reserved_slots(&reservation).into_iter();
+        let Some(first) = slots.next() else {
+            return Ok(ReservationStatus::Ended);
+        };
+        let attempt = attempt(&reservation, end, now);
+        let call = self.end_call(&reservation, first, &settlements(end), &attempt);
+        let status = self.end_in_slot(&call).await?;
+        let actual_end = match status {
+            ReservationStatus::Ended => end,
+            ReservationStatus::EndedBefore(before) => before,
+            ReservationStatus::Expired | ReservationStatus::Outstanding(_) => return Ok(status),
+        };
+        if slots.len() == 0 {
+            return Ok(status);
+        }
+        let settlements = settlements(actual_end);
+        let attempt = completion(&reservation, actual_end, now);
+        let call = |slot| self.end_call(&reservation, slot, &settlements, &attempt);
+        let calls: Vec<Call> = slots.map(call).collect();
+        let statuses = join_all(calls.iter().map(|call| self.end_in_slot(call))).await;
+        let mut has_ended = status == ReservationStatus::Ended;
+        for status in statuses {
+            has_ended |= status? == ReservationStatus::Ended;
+        }
+        Ok(if has_ended && actual_end == end {
+            ReservationStatus::Ended
+        } else {
+            ReservationStatus::EndedBefore(actual_end)
+        })
+    }
+
+    /// Builds the call that ends `reservation` in one slot.
+    fn end_call(
+        &self,
+        reservation: &RedisReservation<'_>,
+        (number, slot): (Option<u16>, ReservedSlot),
+        settlements: &[Settlement],
+        attempt: &[u8],
+    ) -> Call {
         let RedisReservation {
             charges, receipt, ..
         } = reservation;
-        let attempt = attempt(&reservation, end, now);
-        let settled = charges.iter().zip(receipt.parts()).zip(settlements);
-        let settled: Vec<ChargeToSettle<'_>> = settled
-            .map(|((charge, receipt), settlement)| ChargeToSettle {
-                charge,
-                receipt,
-                settlement: *settlement,
+        let receipts = receipt.parts();
+        let in_slot = slot.indices.iter().filter_map(|index| {
+            Some(ChargeToSettle {
+                charge: charges.get(*index)?,
+                receipt: receipts.get(*index)?,
+                settlement: *settlements.get(*index)?,
             })
-            .collect();
-        let calls = self.reserved_slots(&reservation).into_iter().map(|slot| {
-            let (number, ReservedSlot { indices }) = slot;
-            let in_slot = indices
-                .iter()
-                .filter_map(|index| settled.get(*index).copied());
-            let mut call = self.settle_call(in_slot);
-            call.keys.push(self.guard(number, &reservation));
-            call.args[1].clone_from(&attempt);
-            call
         });
-        let calls: Vec<Call> = calls.collect();
-        let statuses = join_all(calls.iter().map(|call| self.end_in_slot(call))).await;
-        combine(statuses, end)
+        let mut call = self.settle_call(in_slot);
+        call.keys.push(self.guard(number, reservation));
+        call.args[1] = attempt.to_vec();
+        call
     }
 
     /// Runs a call that ends a reservation in one slot. If the slot is migrating, the guard may be
@@ -141,28 +179,24 @@ impl RedisStore {
         until: Timestamp,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let calls = self.reserved_slots(&reservation).into_keys().map(|number| {
-            let instants = [now, reservation.expires, until].map(Timestamp::as_micros);
-            let numbers = instants.into_iter().chain([kept_ms(until, now)]);
-            Call {
-                script: &scripts::RENEW_RESERVATION,
-                keys: vec![self.guard(number, &reservation)],
-                args: numbers
-                    .map(|number| number.to_string().into_bytes())
-                    .collect(),
-                on_late_reply: None,
-            }
-        });
-        let calls: Vec<Call> = calls.collect();
-        let replies = join_all(calls.iter().map(|call| self.run(call))).await;
-        let statuses = replies.into_iter().map(|reply| status_of(&reply?));
-        combine(statuses.collect(), ReservationEnd::Expired)
+        let Some(guard) = self.first_guard(&reservation) else {
+            return Ok(ReservationStatus::Outstanding(until));
+        };
+        let instants = [now, reservation.expires, until].map(Timestamp::as_micros);
+        let numbers = instants.into_iter().chain([kept_ms(until, now)]);
+        let call = Call {
+            script: &scripts::RENEW_RESERVATION,
+            keys: vec![guard],
+            args: numbers
+                .map(|number| number.to_string().into_bytes())
+                .collect(),
+            on_late_reply: None,
+        };
+        status_of(&self.run(&call).await?)
     }
 
     /// Returns what the guard of `reservation` records: that the reservation has ended, or the
-    /// instant until which it was renewed; `None` without a guard. If the guards of several slots
-    /// differ, the result is the latest renewal or, without a renewal, `None` if a guard is
-    /// missing.
+    /// instant until which it was renewed; `None` without a guard.
     ///
     /// # Errors
     ///
@@ -171,28 +205,19 @@ impl RedisStore {
         &self,
         reservation: RedisReservation<'_>,
     ) -> Result<Option<ReservationStatus>, StoreError> {
-        let calls = self.reserved_slots(&reservation).into_keys();
-        let calls = calls.map(|number| Call {
+        let Some(guard) = self.first_guard(&reservation) else {
+            return Ok(None);
+        };
+        let call = Call {
             script: &scripts::READ_GUARD,
-            keys: vec![self.guard(number, &reservation)],
+            keys: vec![guard],
             args: Vec::new(),
             on_late_reply: None,
-        });
-        let calls: Vec<Call> = calls.collect();
-        let replies = join_all(calls.iter().map(|call| self.run(call))).await;
-        let (mut ended, mut renewed) = (None, None);
-        for reply in replies {
-            match status_of(&reply?)? {
-                ReservationStatus::Outstanding(until) => renewed = renewed.max(Some(until)),
-                status => ended = Some(status),
-            }
-        }
-        Ok(match renewed {
-            None => ended,
-            // The slot has no guard.
-            Some(until) if until == Timestamp::from_micros(0) => None,
-            Some(until) => Some(ReservationStatus::Outstanding(until)),
-        })
+        };
+        let status = status_of(&self.run(&call).await?)?;
+        // Without a guard, the instant is 0.
+        let no_guard = ReservationStatus::Outstanding(Timestamp::from_micros(0));
+        Ok(Some(status).filter(|status| *status != no_guard))
     }
 
     /// Groups the charges of `reservation` by slot. If Redis is not a cluster, there is a single
@@ -214,31 +239,15 @@ impl RedisStore {
         slots
     }
 
+    /// Returns the guard in the first slot, which decides.
+    fn first_guard(&self, reservation: &RedisReservation<'_>) -> Option<Vec<u8>> {
+        let (number, _) = self.reserved_slots(reservation).pop_first()?;
+        Some(self.guard(number, reservation))
+    }
+
     fn guard(&self, slot: Option<u16>, reservation: &RedisReservation<'_>) -> Vec<u8> {
         layout::guard_key(self.prefix(), slot, &reservation.id)
     }
-}
-
-/// Combines the statuses of all slots. An earlier call may have ended the reservation in some
-/// slots, and this call in the remaining slots. If both calls ended it in the same way, the
-/// reservation counts as ended by this call.
-fn combine(
-    statuses: Vec<Result<ReservationStatus, StoreError>>,
-    end: ReservationEnd,
-) -> Result<ReservationStatus, StoreError> {
-    let (mut has_ended, mut had_ended) = (false, false);
-    for status in statuses {
-        match status? {
-            ReservationStatus::Ended => has_ended = true,
-            ReservationStatus::EndedBefore(before) if before == end => had_ended = true,
-            status => return Ok(status),
-        }
-    }
-    Ok(if had_ended && !has_ended {
-        ReservationStatus::EndedBefore(end)
-    } else {
-        ReservationStatus::Ended
-    })
 }
 
 fn status_of(reply: &Reply) -> Result<ReservationStatus, StoreError> {
@@ -255,13 +264,34 @@ fn status_of(reply: &Reply) -> Result<ReservationStatus, StoreError> {
 
 /// Encodes an attempt to end a reservation, for `guard.lua`.
 fn attempt(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timestamp) -> Vec<u8> {
+    encode_attempt(reservation, end, now, now)
+}
+
+/// Encodes an attempt to end a reservation in a further slot, after it has ended in the first slot.
+/// The attempt succeeds whether or not the reservation has expired.
+fn completion(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timestamp) -> Vec<u8> {
+    let instant = match end {
+        ReservationEnd::Settled(_) => Timestamp::from_micros(0),
+        ReservationEnd::Expired => reservation.expires,
+    };
+    encode_attempt(reservation, end, now, instant)
+}
+
+/// Encodes an attempt. `instant` determines whether the reservation has expired, and `now`
+/// determines how long the guard is kept.
+fn encode_attempt(
+    reservation: &RedisReservation<'_>,
+    end: ReservationEnd,
+    now: Timestamp,
+    instant: Timestamp,
+) -> Vec<u8> {
     let (is_expiry, cost) = match end {
         ReservationEnd::Settled(cost) => (0, cost.min(MAX_COUNT)),
         ReservationEnd::Expired => (1, 0),
     };
     let until = reservation.expires.max(now);
     let mut attempt = vec![is_expiry];
-    let instants = [now, reservation.expires].map(Timestamp::as_micros);
+    let instants = [instant, reservation.expires].map(Timestamp::as_micros);
     for number in [cost]
         .into_iter()
         .chain(instants)

@@ -9,6 +9,7 @@ mod expiry_queue;
 mod fallback;
 mod moving;
 mod operate;
+mod partial_settlement;
 mod refunds;
 mod renewal;
 mod rollout;
