@@ -103,6 +103,9 @@ struct Key {
     highest: (u64, u64),
     /// The number of resets.
     resets: u64,
+    /// The number of events of a bucket before the latest refund of a charge from before a reset.
+    /// Such a refund may remove units of these events.
+    blurred: usize,
 }
 
 /// A charge of a reservation.
@@ -198,6 +201,7 @@ impl Key {
             events: Vec::new(),
             highest: (0, 0),
             resets: 0,
+            blurred: 0,
         }
     }
 
@@ -302,10 +306,16 @@ impl Key {
         if charge.resets < self.resets {
             // The charge is gone. The refund may remove units of other charges.
             self.events.push((now, -unused.cast_signed()));
+            self.blurred = self.events.len();
             return;
         }
         let event = usize::try_from(charge.position).unwrap();
-        self.events[event].1 -= unused.cast_signed();
+        if event < self.blurred {
+            // Another refund may have removed the units, so this refund may remove further units.
+            self.events.push((now, -unused.cast_signed()));
+        } else {
+            self.events[event].1 -= unused.cast_signed();
+        }
         let undrained = (charge.units * UNIT).saturating_sub(now - since);
         let refunded = undrained.min(unused * UNIT);
         self.highest = (self.highest_level(now).saturating_sub(refunded), now);
