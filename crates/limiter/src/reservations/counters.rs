@@ -82,7 +82,7 @@ impl ServerLimiter {
         within: Option<Duration>,
     ) -> Result<ReservedCounters, ReserveError> {
         let max = self.reservations.settings.max;
-        let permit = ReservationPermit::take(&self.reservations.permits, max);
+        let permit = self.reservations.permit();
         let permit = permit.ok_or(ReserveError::TooMany(max))?;
         let mut list: Vec<Charge<'_>> = charges.iter().map(CounterCharge::as_charge).collect();
         let mut outcomes = Vec::new();
@@ -138,9 +138,10 @@ impl ServerLimiter {
         let outstanding = OutstandingReservation {
             charges,
             receipt: Some(receipt),
-            since,
+            since: Some(since),
             expires,
             due_at: expires,
+            is_renewed_elsewhere: false,
             _permit: permit,
         };
         self.reservations.insert(contents.id, outstanding, since);

@@ -31,6 +31,22 @@ const EXPIRY_BATCH: usize = 64;
 /// The delay before this server tries again to end a reservation, if Redis did not respond.
 const RETRY_DELAY: Span = Span::from_secs(1);
 
+/// How long after the expiry of a reservation only the server that made it, or that has renewed it
+/// last, may end it. After that, any server may end it.
+pub(super) const GRACE: Span = Span::from_secs(5);
+
+const _: () = assert!(
+    GRACE.as_micros() * 2 < MAX_LATENESS.as_micros(),
+    "there is time for several servers to try to end a reservation"
+);
+
+/// The time after the expiry of a reservation for which only the server that has renewed it last,
+/// and the servers that find it in the expiry queue, may end it. These servers know a renewed
+/// concurrency slot.
+const BACKUP_DELAY: Span = Span::from_micros(GRACE.as_micros() * 2);
+
+const _: () = assert!(BACKUP_DELAY.as_micros() < MAX_LATENESS.as_micros());
+
 /// The maximum sleep time of the task that ends expired reservations.
 pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
@@ -130,8 +146,10 @@ impl ServerLimiter {
             return;
         };
         if now.since(outstanding.expires) > MAX_LATENESS {
-            // A server that finds the reservation in the expiry queue counts it.
-            if !self.reservations.table().expiry_queue.forget_queued(&id) {
+            // A server that finds the reservation in the expiry queue counts it, or the server that
+            // has renewed it.
+            let is_queued = self.reservations.table().expiry_queue.forget_queued(&id);
+            if !is_queued && !outstanding.is_renewed_elsewhere {
                 self.reservations.lost.fetch_add(1, Ordering::Relaxed);
             }
             return;
@@ -161,8 +179,8 @@ impl ServerLimiter {
         }
         match status {
             Ok(ReservationStatus::Ended) => {
-                let held = now.since(outstanding.since);
-                release_slots(&self.waiters, &outstanding.charges, Some(held));
+                let held = outstanding.held_for(now);
+                release_slots(&self.waiters, &outstanding.charges, held);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
             // Another server has settled the reservation.
@@ -176,7 +194,8 @@ impl ServerLimiter {
             }
             Ok(ReservationStatus::Outstanding(until)) => {
                 outstanding.expires = until;
-                outstanding.due_at = until;
+                outstanding.due_at = until.after(BACKUP_DELAY);
+                outstanding.is_renewed_elsewhere = true;
             }
             Err(error) => {
                 tracing::debug!("failed to end an expired reservation, and will retry: {error}");

@@ -33,7 +33,7 @@ use tidegate_redis::{
 };
 
 use super::{
-    expiry::MAX_LATENESS,
+    expiry::{GRACE, MAX_LATENESS},
     in_redis::charges_to_move,
     table::{OutstandingReservation, redis_receipt},
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
@@ -47,19 +47,10 @@ const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 /// The interval between two searches for expired reservations of other servers.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long after the expiry of a reservation only the server that made it may end it. After that,
-/// any server may end it.
-const GRACE: Span = Span::from_secs(5);
-
 /// The maximum time for which any server could have ended a reservation that is still refunded. A
 /// reservation that is found later stays charged, unless its guard shows that it was renewed or
 /// settled.
 const MAX_OVERDUE: Span = Span::from_micros(MAX_LATENESS.as_micros() - GRACE.as_micros());
-
-const _: () = assert!(
-    GRACE.as_micros() * 2 < MAX_LATENESS.as_micros(),
-    "there is time for several servers to try to end a reservation"
-);
 
 /// The maximum number of reservations in one call. Decisions in the same batch wait until the call
 /// is complete.

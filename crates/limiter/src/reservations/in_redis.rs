@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use tidegate::rate_limiter::{OwnedCharges, StoredCharge, release_slots};
 use tidegate_core::{Charge, Renewal, RuleSet, Span, Timestamp};
-use tidegate_redis::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus};
+use tidegate_redis::{
+    FallbackReceipt, RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus,
+};
 
 use super::{
     error::{NotOutstanding, ReservationError},
@@ -137,7 +139,7 @@ impl ServerLimiter {
             table.expiry_queue.end(&id);
             table.remove(&id)
         };
-        let held = own.as_ref().map(|own| now.since(own.since));
+        let held = own.as_ref().and_then(|own| own.held_for(now));
         release_slots(&self.waiters, charges, held);
         if let Some(own) = own {
             let own_charges = FinalCharges::new(&own.charges, cost);
@@ -188,26 +190,71 @@ impl ServerLimiter {
             | ReservationStatus::Expired
             | ReservationStatus::Ended => return Err(NotOutstanding::Expired.into()),
         }
-        if lease.is_some() {
-            let mut receipt = shared.receipt.clone();
-            let renewed = redis_store.store().renew(&list, &mut receipt).await;
-            let renewed = renewed.map_err(ReservationError::Unavailable)?;
-            shared.receipt = receipt;
-            if renewed == Renewal::Lost {
-                return Err(NotOutstanding::SlotLost.into());
-            }
+        let mut receipt = shared.receipt.clone();
+        let renewed = match lease {
+            Some(_) => redis_store.store().renew(&list, &mut receipt).await,
+            None => Ok(Renewal::Held),
+        };
+        drop(list);
+        shared.receipt = receipt;
+        let charges = shared_charges(&shared.charges, shared.receipt.parts());
+        // The rest of the reservation is renewed even if its slot is lost.
+        self.keep_renewed(shared, id, until, now);
+        if renewed.map_err(ReservationError::Unavailable)? == Renewal::Lost {
+            return Err(NotOutstanding::SlotLost.into());
         }
+        Ok((ttl, charges))
+    }
+
+    /// Stores a renewed reservation, which this server then ends when it expires. If another server
+    /// has made the reservation, that server does not know the renewed slot.
+    fn keep_renewed(
+        &self,
+        shared: SharedReservation,
+        id: ReservationId,
+        until: Timestamp,
+        now: Timestamp,
+    ) {
+        let SharedReservation {
+            charges,
+            receipt,
+            former_keys,
+        } = shared;
+        // Without its former rules, this server knows only a part of the reservation.
+        let is_whole = former_keys.is_empty();
         let mut table = self.reservations.table();
-        if let Some(mut own) = table.remove(&id) {
-            own.expires = until;
-            own.due_at = until;
-            if let Some(LimiterReceipt::Redis(own)) = &mut own.receipt {
-                own.set_redis(shared.receipt.clone());
+        let renewed = match table.remove(&id) {
+            Some(mut own) => {
+                own.expires = until;
+                own.due_at = until;
+                own.is_renewed_elsewhere = false;
+                if let Some(LimiterReceipt::Redis(own)) = &mut own.receipt
+                    && is_whole
+                {
+                    own.set_redis(receipt);
+                }
+                Some(own)
             }
-            table.insert(id, own);
+            None if is_whole => self.reservations.permit().map(|permit| {
+                let receipt = FallbackReceipt::in_redis(receipt);
+                OutstandingReservation {
+                    charges,
+                    receipt: Some(LimiterReceipt::Redis(receipt)),
+                    since: None,
+                    expires: until,
+                    due_at: until,
+                    is_renewed_elsewhere: false,
+                    _permit: permit,
+                }
+            }),
+            None => None,
+        };
+        // Without a permit, the server that made the reservation ends it.
+        if let Some(renewed) = renewed {
+            table.insert(id, renewed);
+            drop(table);
+            self.reservations.wake_expiry(until, now);
         }
-        drop(table);
-        Ok((ttl, shared_charges(&shared.charges, shared.receipt.parts())))
     }
 
     /// Returns the charges of a reservation of this kind, with their limits. The limits of rules

@@ -21,10 +21,10 @@ impl ServerLimiter {
         final_charges: &FinalCharges,
         now: Timestamp,
     ) -> OwnedCharges {
+        let held = outstanding.held_for(now);
         let OutstandingReservation {
             charges: owned,
             mut receipt,
-            since,
             ..
         } = outstanding;
         let (charges, settlements) = (owned.as_charges(), &final_charges.settlements);
@@ -33,7 +33,7 @@ impl ServerLimiter {
         debug_assert!(settled.is_ready(), "the charges are in memory");
         drop(settled);
         drop(charges);
-        release_slots(&self.waiters, &owned, Some(now.since(since)));
+        release_slots(&self.waiters, &owned, held);
         owned
     }
 

@@ -18,8 +18,8 @@
 //! before settling it. With Redis, a guard record next to the charges stores that the reservation
 //! has ended. A reservation therefore ends only once, whichever server ends it.
 //!
-//! **Expiry.** The server that made a reservation refunds it when it expires, unless `on_expiry` is
-//! `charge`. If the server has stopped before that, another server finds the reservation in the
+//! **Expiry.** The server that made a reservation, or that has renewed it last, refunds it when it
+//! expires, unless `on_expiry` is `charge`. If the server has stopped before that, another server finds the reservation in the
 //! expiry queue in Redis (`expiry_queue.rs`), and refunds it. With the memory store, the snapshot
 //! contains the outstanding reservations. If a server is late by more than `MAX_LATENESS`, it does
 //! not refund, because Redis no longer stores whether the reservation was settled.
@@ -162,6 +162,11 @@ impl Reservations {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes a permit for a reservation, unless there are too many.
+    fn permit(&self) -> Option<ReservationPermit> {
+        ReservationPermit::take(&self.permits, self.settings.max)
+    }
+
     /// Adds a reservation at `now`.
     fn insert(&self, id: ReservationId, outstanding: OutstandingReservation, now: Timestamp) {
         let due_at = outstanding.due_at;
@@ -251,7 +256,7 @@ impl ServerLimiter {
         finish: impl FnOnce(&Arc<RuleSet>, &Verdict<'_>, Option<Reservation>) -> T,
     ) -> Result<T, ReserveError> {
         let max = self.reservations.settings.max;
-        let permit = ReservationPermit::take(&self.reservations.permits, max);
+        let permit = self.reservations.permit();
         let permit = permit.ok_or(ReserveError::TooMany(max))?;
         let turn = turn.with_receipts(Receipts::Wanted);
         let buffers = TurnBuffers {
@@ -302,9 +307,10 @@ impl ServerLimiter {
             let outstanding = OutstandingReservation {
                 charges,
                 receipt,
-                since,
+                since: Some(since),
                 expires,
                 due_at: expires,
+                is_renewed_elsewhere: false,
                 _permit: permit,
             };
             self.reservations.insert(contents.id, outstanding, since);

@@ -13,7 +13,7 @@ use tidegate_core::{Cost, Receipt, Timestamp};
 
 use super::{
     in_redis::{charges_to_move, moved_charges},
-    table::{OutstandingReservation, ReservationPermit},
+    table::OutstandingReservation,
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents},
 };
 use crate::{LimiterReceipt, ServerLimiter, snapshot};
@@ -46,7 +46,7 @@ impl ServerLimiter {
             let table = self.reservations.table();
             let outstanding = table.get(id)?;
             let contents = self.contents_to_move(id, outstanding, now)?;
-            let since = outstanding.since.as_micros().to_be_bytes();
+            let since = outstanding.since?.as_micros().to_be_bytes();
             Some([&since[..], &contents.encode()].concat())
         };
         ids.iter().filter_map(encode).collect()
@@ -139,15 +139,15 @@ impl ServerLimiter {
         let Some(receipt) = Receipt::from_moved(&receipts) else {
             return false;
         };
-        let max = self.reservations.settings.max;
         // With a lower maximum, the remaining reservations stay charged.
-        if let Some(permit) = ReservationPermit::take(&self.reservations.permits, max) {
+        if let Some(permit) = self.reservations.permit() {
             let outstanding = OutstandingReservation {
                 charges,
                 receipt: Some(LimiterReceipt::Memory(receipt)),
-                since: Timestamp::from_micros(u64::from_be_bytes(*since)),
+                since: Some(Timestamp::from_micros(u64::from_be_bytes(*since))),
                 expires,
                 due_at: expires,
+                is_renewed_elsewhere: false,
                 _permit: permit,
             };
             self.reservations.insert(id, outstanding, now);

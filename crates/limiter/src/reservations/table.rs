@@ -10,7 +10,7 @@ use std::{
 };
 
 use tidegate::rate_limiter::OwnedCharges;
-use tidegate_core::Timestamp;
+use tidegate_core::{Span, Timestamp};
 use tidegate_redis::RedisReceipt;
 
 use super::{expiry_queue_changes::ExpiryQueueChanges, token::ReservationId};
@@ -22,15 +22,27 @@ pub(super) struct OutstandingReservation {
     pub(super) charges: OwnedCharges,
     /// The receipt of the charges; `None` if nothing was charged.
     pub(super) receipt: Option<LimiterReceipt>,
-    /// The instant at which the reservation was made.
-    pub(super) since: Timestamp,
+    /// The instant at which the reservation was made; `None` if another server made it, and this
+    /// server has renewed it.
+    pub(super) since: Option<Timestamp>,
     /// The instant at which the reservation expires.
     pub(super) expires: Timestamp,
     /// The instant at which the server ends the reservation: when it expires, or later if an
     /// attempt failed.
     pub(super) due_at: Timestamp,
+    /// Whether another server has renewed the reservation. That server ends the reservation and
+    /// writes it to the expiry queue. This server ends the reservation only if the other server and
+    /// the servers that read the expiry queue do not.
+    pub(super) is_renewed_elsewhere: bool,
     /// This permit counts the reservation until the permit is dropped.
     pub(super) _permit: ReservationPermit,
+}
+
+impl OutstandingReservation {
+    /// Returns the time for which the reservation has been held at `now`; `None` if it is unknown.
+    pub(super) fn held_for(&self, now: Timestamp) -> Option<Span> {
+        self.since.map(|since| now.since(since))
+    }
 }
 
 /// Returns the Redis receipt of the charges; `None` if the charges are not in Redis.
@@ -103,7 +115,8 @@ impl OutstandingTable {
 
     /// Adds a reservation, or a changed reservation that was removed before.
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
-        if redis_receipt(outstanding.receipt.as_ref()).is_some() {
+        let is_in_redis = redis_receipt(outstanding.receipt.as_ref()).is_some();
+        if is_in_redis && !outstanding.is_renewed_elsewhere {
             self.expiry_queue.add(id);
         }
         self.by_due_time.insert((outstanding.due_at, id));

@@ -479,7 +479,7 @@ pub(crate) fn compare(runtime: &Runtime, backend: &Backend, cases: u32) {
             })?;
         }
         // All reservations expire, including those of killed servers.
-        pair.pass(LONGEST_TTL + 8 * TICK);
+        pair.pass(LONGEST_TTL + 12 * TICK);
         pair.compare(0)?;
         prop_assert!(pair.fleet.is_idle(), "a reservation is still outstanding");
         Ok(())

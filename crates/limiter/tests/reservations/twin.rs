@@ -25,6 +25,10 @@ const DAY: u64 = 86_400_000;
 /// How long after its expiry a reservation of a stopped server is left to that server.
 const GRACE: u64 = 5_000;
 
+/// How long after its expiry a reservation that another server has renewed is left to that server
+/// and to the expiry queue.
+const BACKUP_DELAY: u64 = 10_000;
+
 /// The interval in which the servers end reservations, in milliseconds.
 pub(crate) const TICK: u64 = 1_000;
 /// The interval in which the servers write the expiry queue, in milliseconds.
@@ -128,6 +132,26 @@ pub(crate) enum End {
     Lost,
 }
 
+/// A reservation, as known to a server that has made or renewed it.
+#[derive(Clone, Debug)]
+struct View {
+    server: usize,
+    expires: u64,
+    /// The instant at which the server tries to end the reservation.
+    due_at: u64,
+    /// Whether the server knows the slot. A renewal moves the slot.
+    knows_slot: bool,
+    /// Whether the server has not written the reservation to the expiry queue yet.
+    is_unwritten: bool,
+}
+
+/// A reservation in the expiry queue.
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    expires: u64,
+    knows_slot: bool,
+}
+
 /// A reservation.
 #[derive(Clone, Debug)]
 struct Held {
@@ -137,20 +161,11 @@ struct Held {
     cost: u64,
     expires: u64,
     end: Option<End>,
-    /// The latest expiry. If another server renews the reservation for a shorter time, its owner
-    /// notices the renewal only at the former expiry.
+    /// The latest expiry. If another server renews the reservation for a shorter time, the other
+    /// servers notice the renewal only at the former expiry.
     latest_expiry: u64,
-    /// The server that made the reservation; `None` after it was killed.
-    owner: Option<usize>,
-    /// The expiry as known to the owner. Another server may have renewed the reservation.
-    owner_expires: u64,
-    /// The expiry in the expiry queue, and whether the owner has not written a later one yet.
-    queued: Option<u64>,
-    is_unwritten: bool,
-    /// Whether the owner and the expiry queue know the slot. A renewal moves the slot, and only the
-    /// server that renewed it knows the new slot.
-    owner_knows_slot: bool,
-    queue_knows_slot: bool,
+    views: Vec<View>,
+    queued: Option<Queued>,
 }
 
 /// The units that remain for a key: at least, and at most.
@@ -431,12 +446,14 @@ impl Twin {
             expires,
             latest_expiry: expires,
             end: None,
-            owner: Some(server),
-            owner_expires: expires,
+            views: vec![View {
+                server,
+                expires,
+                due_at: expires,
+                knows_slot: true,
+                is_unwritten: self.is_shared,
+            }],
             queued: None,
-            is_unwritten: self.is_shared,
-            owner_knows_slot: true,
-            queue_knows_slot: true,
         });
         ttl
     }
@@ -522,14 +539,22 @@ impl Twin {
         }
         held.expires = self.now + ttl;
         held.latest_expiry = held.latest_expiry.max(held.expires);
-        let is_owner = held.owner == Some(server);
-        // A server that shares a Redis does not note the renewal of a lost slot.
-        if is_owner && (renewal == Renewal::Renewed || !self.is_shared) {
-            held.owner_expires = held.expires;
-            held.is_unwritten = self.is_shared;
+        for view in &mut held.views {
+            view.knows_slot = false;
         }
-        held.owner_knows_slot = is_owner;
-        held.queue_knows_slot = false;
+        if let Some(queued) = &mut held.queued {
+            queued.knows_slot = false;
+        }
+        // The server that has renewed a reservation ends it.
+        held.views.retain(|view| view.server != server);
+        held.views.push(View {
+            server,
+            expires: held.expires,
+            due_at: held.expires,
+            knows_slot: true,
+            is_unwritten: self.is_shared,
+        });
+        held.views.sort_by_key(|view| view.server);
         renewal
     }
 
@@ -549,9 +574,7 @@ impl Twin {
     /// expiry queue.
     pub(crate) fn kill(&mut self, server: usize) {
         for held in &mut self.held {
-            if held.owner == Some(server) {
-                held.owner = None;
-            }
+            held.views.retain(|view| view.server != server);
         }
     }
 
@@ -574,13 +597,15 @@ impl Twin {
         }
     }
 
-    /// The servers write their reservations to the expiry queue.
+    /// The servers write their reservations to the expiry queue, one after the other.
     pub(crate) fn write(&mut self) {
         for held in &mut self.held {
-            if held.is_unwritten && held.owner.is_some() && held.end.is_none() {
-                held.queued = Some(held.owner_expires);
-                held.queue_knows_slot = held.owner_knows_slot;
-                held.is_unwritten = false;
+            for view in held.views.iter_mut().filter(|view| view.is_unwritten) {
+                view.is_unwritten = false;
+                held.queued = Some(Queued {
+                    expires: view.expires,
+                    knows_slot: view.knows_slot,
+                });
             }
         }
     }
@@ -589,45 +614,67 @@ impl Twin {
     /// call was `elapsed` earlier.
     pub(crate) fn expire(&mut self, elapsed: u64) {
         for which in 0..self.held.len() {
-            let held = &mut self.held[which];
-            if held.end.is_some() || held.owner.is_none() || held.owner_expires > self.now {
-                continue;
-            }
-            if held.expires <= self.now {
-                let knows_slot = held.owner_knows_slot;
-                self.end(which, End::Expired, 0, knows_slot);
-            } else {
-                held.owner_expires = held.expires;
-                held.is_unwritten = true;
-            }
+            self.expire_on_servers(which);
         }
         if elapsed >= WRITE_INTERVAL {
             self.write();
         }
         for which in 0..self.held.len() {
-            let held = &mut self.held[which];
-            let is_due = held.queued.is_some_and(|until| until + GRACE <= self.now);
-            if held.end.is_some() || !is_due {
-                continue;
-            }
+            self.expire_in_queue(which);
+        }
+    }
+
+    fn expire_on_servers(&mut self, which: usize) {
+        let held = &mut self.held[which];
+        if held.end.is_some() {
+            return;
+        }
+        for view in held.views.iter_mut().filter(|view| view.due_at <= self.now) {
             if held.expires <= self.now {
-                let knows_slot = held.queue_knows_slot;
-                self.end(which, End::Expired, 0, knows_slot);
-            } else {
-                held.queued = Some(held.expires);
+                let knows_slot = view.knows_slot;
+                return self.end(which, End::Expired, 0, knows_slot);
             }
+            view.expires = held.expires;
+            view.due_at = held.expires + BACKUP_DELAY;
+        }
+    }
+
+    fn expire_in_queue(&mut self, which: usize) {
+        let held = &mut self.held[which];
+        let Some(queued) = &mut held.queued else {
+            return;
+        };
+        if held.end.is_some() || queued.expires + GRACE > self.now {
+            return;
+        }
+        if held.expires <= self.now {
+            let knows_slot = queued.knows_slot;
+            self.end(which, End::Expired, 0, knows_slot);
+        } else {
+            queued.expires = held.expires;
         }
     }
 
     /// Panics if a reservation is outstanding for longer after its expiry than documented.
     /// `lateness` is the time since the servers last ended reservations.
     pub(crate) fn assert_expired(&self, lateness: u64) {
-        for held in &self.held {
-            let was_never_written = held.owner.is_none() && held.queued.is_none();
-            if held.end.is_none() && !was_never_written {
-                let latest = held.latest_expiry + GRACE + TICK + lateness;
-                assert!(self.now <= latest, "{held:?} at {}", self.now);
-            }
+        for held in self.held.iter().filter(|held| held.end.is_none()) {
+            let is_due = |view: &View| view.due_at == held.expires;
+            let latest = if held.views.iter().any(is_due) {
+                held.expires
+            } else if held
+                .queued
+                .is_some_and(|queued| queued.expires == held.expires)
+            {
+                held.expires + GRACE
+            } else if !held.views.is_empty() || held.queued.is_some() {
+                held.latest_expiry + BACKUP_DELAY
+            } else {
+                // The server was killed before it has written the reservation.
+                continue;
+            };
+            let latest = latest + TICK + lateness;
+            assert!(self.now <= latest, "{held:?} at {}", self.now);
         }
     }
 }

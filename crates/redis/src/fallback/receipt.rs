@@ -35,6 +35,16 @@ struct ReceiptPair {
 }
 
 impl FallbackReceipt {
+    /// Creates the receipt of charges that another node has made in Redis. This node's share is not
+    /// charged.
+    #[must_use]
+    pub fn in_redis(redis: RedisReceipt) -> Self {
+        Self(ReceiptKind::Redis(ReceiptPair {
+            redis,
+            local: Vec::new(),
+        }))
+    }
+
     /// Returns the receipt for the charges in Redis; `None` if only this node's share was charged.
     #[must_use]
     pub fn redis(&self) -> Option<&RedisReceipt> {

@@ -191,6 +191,64 @@ fn a_slot_of_a_killed_server_is_released() {
     assert!(reserve(&b, &slow, 1, 10).is_some());
 }
 
+/// A renewal moves the slot, and only the server that has renewed it knows the new slot.
+#[test]
+fn a_slot_that_another_server_has_renewed_is_released() {
+    let slow = [("user", "u"), ("path", "/slow")];
+    for is_killed in [false, true] {
+        let (_redis, a, b) = two_nodes();
+        a.at_millis_with_redis(0);
+        b.at_millis_with_redis(5_000);
+        let reservation = reserve(&a, &slow, 1, 10).unwrap();
+        write(&a);
+        renew(&b, &reservation.token, 10).unwrap();
+        a.at_millis_with_redis(10_000);
+        a.run(a.limiter.expire_reservations());
+        let end = if is_killed {
+            kill(b);
+            end_orphans_at(&a, 19_999);
+            20_000
+        } else {
+            b.at_millis_with_redis(15_000);
+            b.run(b.limiter.expire_reservations());
+            15_000
+        };
+        if is_killed {
+            assert!(reserve(&a, &slow, 1, 10).is_none());
+            end_orphans_at(&a, end);
+        }
+        a.at_millis_with_redis(end);
+        assert!(reserve(&a, &slow, 1, 10).is_some(), "killed: {is_killed}");
+    }
+}
+
+/// The server that made the reservation would otherwise end it at the former expiry.
+#[test]
+fn a_reservation_that_another_server_has_shortened_expires_sooner() {
+    let (_redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 60).unwrap();
+    renew(&b, &reservation.token, 10).unwrap();
+    b.at_millis_with_redis(10_000);
+    b.run(b.limiter.expire_reservations());
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// A server renews its reservation after one of the rules was removed, so the token contains fewer
+/// charges than the reservation.
+#[test]
+fn a_reservation_is_refunded_after_a_rule_was_removed_and_it_was_renewed() {
+    let (_redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    let window = RULES.lines().filter(|line| !line.contains("name: log"));
+    let rules = window.collect::<Vec<_>>().join("\n");
+    a.limiter.swap_rules(Config::parse(&rules).unwrap().rules);
+    renew(&a, &reservation.token, 20).unwrap();
+    a.at_millis_with_redis(20_000);
+    a.run(a.limiter.expire_reservations());
+    b.at_millis_with_redis(20_000);
+    assert_eq!((left(&b, "u"), window_spent(&b, "u")), (1_000, 0));
+}
+
 /// The second server is killed after it has claimed the reservation of the first one.
 #[test]
 fn a_killed_claimer_loses_nothing() {

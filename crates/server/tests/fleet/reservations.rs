@@ -141,11 +141,16 @@ fn a_renewal_by_another_server_is_respected() {
     let reservation = reserve(&a, &[("user", "u")], 600, 10).unwrap();
     b.at_millis(9_000);
     let renewed = renew(&b, &reservation.token, 10).unwrap();
-    a.at_millis(18_999);
-    a.run(a.limiter.expire_reservations());
+    for millis in [10_000, 19_000] {
+        a.at_millis(millis);
+        a.run(a.limiter.expire_reservations());
+        assert_eq!(left(&a, "u"), 400, "the other server ends it");
+    }
+    b.at_millis(18_999);
+    b.run(b.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 400);
-    a.at_millis(19_000);
-    a.run(a.limiter.expire_reservations());
+    b.at_millis(19_000);
+    b.run(b.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 1_000);
     b.at_millis(19_000);
     assert!(settle(&b, &renewed.token, 1).is_err());
