@@ -264,12 +264,12 @@ impl<'r> Fleet<'r> {
     }
 
     /// Sends a request without a reservation. Returns whether it is admitted.
-    pub(crate) fn check(&self, server: usize, user: usize, cost: u64) -> bool {
+    pub(crate) fn check(&self, server: usize, user: usize, cost: u64, effect: Effect) -> bool {
         let limiter = &self.nodes[server].limiter;
         let entries = [("user", USERS[user])];
         let request = Request::new(&entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-        let check = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
+        let check = limiter.check(&rules, &mut scratch, &request, effect);
         self.run(async { check.await.unwrap().allowed })
     }
 

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+use tidegate_core::Effect;
 use tidegate_limiter::reservations::{
     CounterSettlement, NotOutstanding, Reservation, ReservationError,
 };
@@ -169,12 +170,16 @@ impl Pair<'_> {
             } => {
                 let keys = self.fleet.keys_of(*user);
                 let server = server.index(self.fleet.len());
+                let is_admitted = self.admits(server, &keys, *cost);
                 let reservation = self.fleet.reserve(server, *user, *cost, *ttl);
+                prop_assert_eq!(reservation.is_some(), is_admitted);
                 self.reserved(server, &keys, *cost, *ttl, reservation, false)?;
             }
             Step::ReserveCounters { server, cost, ttl } => {
                 let (keys, server) = (self.fleet.counters(), server.index(self.fleet.len()));
+                let is_admitted = self.admits(server, &keys, *cost);
                 let reservation = self.fleet.reserve_counters(server, *cost, *ttl);
+                prop_assert_eq!(reservation.is_some(), is_admitted);
                 self.reserved(server, &keys, *cost, *ttl, reservation, true)?;
             }
             Step::Settle {
@@ -194,12 +199,12 @@ impl Pair<'_> {
             }
             Step::Renew { server, which, ttl } => self.renew(server, which, *ttl)?,
             Step::Check { server, user, cost } => {
-                let keys = self.fleet.keys_of(*user);
-                let expected = self.twin.admits(&keys, *cost);
-                let is_admitted = self
-                    .fleet
-                    .check(server.index(self.fleet.len()), *user, *cost);
-                prop_assert_eq!(expected.unwrap_or(is_admitted), is_admitted);
+                let (keys, server) = (self.fleet.keys_of(*user), server.index(self.fleet.len()));
+                let is_admitted = self.admits(server, &keys, *cost);
+                for effect in [Effect::Peek, Effect::Charge] {
+                    let got = self.fleet.check(server, *user, *cost, effect);
+                    prop_assert_eq!(got, is_admitted, "{:?}", effect);
+                }
                 if is_admitted {
                     self.twin.charge(&keys, *cost);
                 }
@@ -223,6 +228,14 @@ impl Pair<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a request must be admitted. If it depends on the level of a bucket, the
+    /// remaining units that the server reports decide.
+    fn admits(&self, server: usize, keys: &[usize], cost: u64) -> bool {
+        let fits = |key: &usize| self.twin.units(*key, cost) <= self.fleet.remaining(server, *key);
+        let expected = self.twin.admits(keys, cost);
+        expected.unwrap_or_else(|| keys.iter().all(fits))
     }
 
     fn advance(&mut self, millis: u64) {
@@ -280,9 +293,6 @@ impl Pair<'_> {
         reservation: Option<Reservation>,
         is_of_counters: bool,
     ) -> Result<(), TestCaseError> {
-        let expected = self.twin.admits(keys, cost);
-        let is_admitted = reservation.is_some();
-        prop_assert_eq!(expected.unwrap_or(is_admitted), is_admitted);
         let Some(Reservation { token, expires_in }) = reservation else {
             return Ok(());
         };

@@ -380,7 +380,7 @@ impl Twin {
     }
 
     /// Returns the number of units that a request of `cost` charges to a key.
-    fn units(&self, key: usize, cost: u64) -> u64 {
+    pub(crate) fn units(&self, key: usize, cost: u64) -> u64 {
         if self.keys[key].kind == Kind::Slots {
             1
         } else {
