@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tempfile::TempDir;
 use tidegate::{Clock, RateLimiter as _, rate_limiter::SlotTurn};
-use tidegate_config::{Config, ReservationsConfig};
+use tidegate_config::{Config, ReservationExpiry, ReservationsConfig};
 use tidegate_core::{
     Charge, Cost, Decision, Effect, FallbackShare, Limits, MemoryBounds, MemoryStore, Request,
     Scratch, Span, Timestamp, Verdict,
@@ -48,6 +48,7 @@ pub(crate) struct Fleet<'r> {
     runtime: &'r Runtime,
     backend: &'r Backend,
     kinds: Vec<Kind>,
+    on_expiry: ReservationExpiry,
     prefix: String,
     nodes: Vec<Node>,
     now: u64,
@@ -100,6 +101,7 @@ impl<'r> Fleet<'r> {
         runtime: &'r Runtime,
         backend: &'r Backend,
         kinds: &[Kind],
+        on_expiry: ReservationExpiry,
         prefix: String,
         now: u64,
     ) -> Self {
@@ -111,6 +113,7 @@ impl<'r> Fleet<'r> {
             runtime,
             backend,
             kinds: kinds.to_vec(),
+            on_expiry,
             prefix,
             nodes: Vec::new(),
             now,
@@ -142,7 +145,11 @@ impl<'r> Fleet<'r> {
                 ServerLimiter::new(rules, store, clock.clone())
             }
         };
-        let reservations = Reservations::new(ReservationsConfig::default(), Some(SECRET));
+        let settings = ReservationsConfig {
+            on_expiry: self.on_expiry,
+            ..ReservationsConfig::default()
+        };
+        let reservations = Reservations::new(settings, Some(SECRET));
         Node {
             limiter: Arc::new(limiter.with_reservations(reservations.unwrap())),
             clock,

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
+use tidegate_config::ReservationExpiry;
 use tidegate_core::Effect;
 use tidegate_limiter::reservations::{
     CounterSettlement, NotOutstanding, Reservation, ReservationError,
@@ -133,9 +134,15 @@ fn final_cost() -> impl Strategy<Value = FinalCost> {
     ]
 }
 
-fn sequence() -> impl Strategy<Value = (Vec<Kind>, Vec<Step>)> {
+/// A sequence of steps, with the limits of the rules, and with what happens to the units of expired
+/// reservations.
+fn sequence() -> impl Strategy<Value = (Vec<Kind>, ReservationExpiry, Vec<Step>)> {
     let kinds = prop::sample::subsequence(Kind::ALL.to_vec(), 1..=3);
-    (kinds, prop::collection::vec(step(), 1..=50))
+    let on_expiry = prop_oneof![
+        4 => Just(ReservationExpiry::Refund),
+        1 => Just(ReservationExpiry::Charge),
+    ];
+    (kinds, on_expiry, prop::collection::vec(step(), 1..=50))
 }
 
 /// The tokens and the costs of a reservation.
@@ -467,11 +474,13 @@ pub(crate) fn compare(runtime: &Runtime, backend: &Backend, cases: u32) {
         ..default
     };
     let number = Cell::new(0);
-    let result = TestRunner::new(config).run(&sequence(), |(kinds, steps)| {
+    let result = TestRunner::new(config).run(&sequence(), |(kinds, on_expiry, steps)| {
         number.set(number.get() + 1);
         let prefix = format!("t{}", number.get());
-        let fleet = Fleet::start(runtime, backend, &kinds, prefix, START);
-        let twin = Twin::new(fleet.kinds_of_keys(), backend.is_shared(), START);
+        let fleet = Fleet::start(runtime, backend, &kinds, on_expiry, prefix, START);
+        let charges_expired = on_expiry == ReservationExpiry::Charge;
+        let is_shared = backend.is_shared();
+        let twin = Twin::new(fleet.kinds_of_keys(), is_shared, charges_expired, START);
         let mut pair = Pair {
             fleet,
             twin,

@@ -204,6 +204,8 @@ pub(crate) struct Twin {
     pub(crate) now: u64,
     /// Whether the servers share a Redis. Otherwise, there is one server with a memory store.
     pub(crate) is_shared: bool,
+    /// Whether expired reservations stay charged, except for those of counters.
+    charges_expired: bool,
     keys: Vec<Key>,
     held: Vec<Held>,
 }
@@ -346,10 +348,16 @@ impl Key {
 }
 
 impl Twin {
-    pub(crate) fn new(kinds: impl IntoIterator<Item = Kind>, is_shared: bool, now: u64) -> Self {
+    pub(crate) fn new(
+        kinds: impl IntoIterator<Item = Kind>,
+        is_shared: bool,
+        charges_expired: bool,
+        now: u64,
+    ) -> Self {
         Self {
             now,
             is_shared,
+            charges_expired,
             keys: kinds.into_iter().map(Key::new).collect(),
             held: Vec::new(),
         }
@@ -474,6 +482,13 @@ impl Twin {
         }
     }
 
+    fn end_expired(&mut self, which: usize, knows_slot: bool) {
+        let held = &self.held[which];
+        let is_charged = self.charges_expired && !held.is_of_counters;
+        let final_cost = if is_charged { held.cost } else { 0 };
+        self.end(which, End::Expired, final_cost, knows_slot);
+    }
+
     /// Settles a reservation at `cost`. Without `knows_slot`, its slot stays held until its lease
     /// ends, because the token is older than the latest renewal.
     pub(crate) fn settle(&mut self, which: usize, cost: u64, knows_slot: bool) -> Settlement {
@@ -562,7 +577,7 @@ impl Twin {
     /// ends an expired reservation as soon as it notices the expiry.
     fn end_if_local(&mut self, which: usize) {
         if !self.is_shared {
-            self.end(which, End::Expired, 0, true);
+            self.end_expired(which, true);
         }
     }
 
@@ -632,7 +647,7 @@ impl Twin {
         for view in held.views.iter_mut().filter(|view| view.due_at <= self.now) {
             if held.expires <= self.now {
                 let knows_slot = view.knows_slot;
-                return self.end(which, End::Expired, 0, knows_slot);
+                return self.end_expired(which, knows_slot);
             }
             view.expires = held.expires;
             view.due_at = held.expires + BACKUP_DELAY;
@@ -649,7 +664,7 @@ impl Twin {
         }
         if held.expires <= self.now {
             let knows_slot = queued.knows_slot;
-            self.end(which, End::Expired, 0, knows_slot);
+            self.end_expired(which, knows_slot);
         } else {
             queued.expires = held.expires;
         }
