@@ -28,5 +28,5 @@ pub(crate) use self::{
     key_state::KeyState,
     limit_group::{EvaluationResult, LimitGroup, Mask},
     limits::{FormerState, LoadedState, UndoRecord},
-    receipt::ChargeRecord,
+    receipt::{ChargeRecord, ChargeRecords, Marks},
 };

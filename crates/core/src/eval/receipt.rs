@@ -36,7 +36,17 @@
 //! Dropping a receipt is safe: nothing is refunded, the charges stay counted, and the leases
 //! expire.
 
+use smallvec::SmallVec;
+
 use crate::{algorithm::Mark, time::Timestamp};
+
+/// The records of a request's charges, in the order of the charges. A record is `None` if the charge
+/// was not made or not stored. Most requests have one charge, whose record needs no heap memory.
+pub(crate) type ChargeRecords = SmallVec<[Option<ChargeRecord>; 1]>;
+
+/// The position of a charge in the state of each limit group; `None` for a group that does not
+/// support refunds by receipt. Most rules have one limit.
+pub(crate) type Marks = SmallVec<[Option<Mark>; 1]>;
 
 /// The charges of one decision, with the position of each charge in its key's state.
 ///
@@ -44,7 +54,7 @@ use crate::{algorithm::Mark, time::Timestamp};
 /// was created.
 #[derive(Debug, Default)]
 pub struct Receipt {
-    pub(crate) charged: Vec<Option<ChargeRecord>>,
+    pub(crate) charged: ChargeRecords,
 }
 
 impl Receipt {
@@ -107,9 +117,7 @@ pub(crate) struct ChargeRecord {
     pub(crate) cost: u64,
     /// The fingerprint of the limits to which the cost was charged.
     pub(crate) fingerprint: u32,
-    /// The position of the charge in the state of each limit group; `None` for a group that does
-    /// not support refunds by receipt.
-    pub(crate) marks: Box<[Option<Mark>]>,
+    pub(crate) marks: Marks,
     /// For each limit group, the shift that was recorded in the refund ledger at the time of the
     /// charge, in microseconds. Because of refunds, later charges drain earlier; the shift is
     /// the difference.

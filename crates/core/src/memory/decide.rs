@@ -2,6 +2,8 @@
 
 use std::cell::RefCell;
 
+use smallvec::smallvec;
+
 use super::{
     Guard, MemoryStore,
     locked_shards::LockedShards,
@@ -47,23 +49,38 @@ impl MemoryStore {
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
     ) -> Decision {
+        self.decide(charges, now, effect, outcomes, None)
+    }
+
+    /// Decides like [`Self::check`]. If there is a `receipt`, records the charges in it.
+    #[inline]
+    pub(super) fn decide(
+        &self,
+        charges: &[Charge<'_>],
+        now: Timestamp,
+        effect: Effect,
+        outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut Receipt>,
+    ) -> Decision {
         outcomes.clear();
         if let Some(blocked) = Decision::of_blocked_charges(charges, effect, now) {
             return blocked;
         }
         let [charge] = charges else {
-            return self.check_all(charges, now, effect, outcomes, None);
+            return self.check_all(charges, now, effect, outcomes, receipt);
         };
         let (mut shard, hash, now) = self.lock_one(charge, now);
         if shard.is_sealed {
             return Decision::SEALED;
         }
-        if let Some(outcome) = shard.step_one(charge, hash, now, effect) {
+        if receipt.is_none()
+            && let Some(outcome) = shard.step_one(charge, hash, now, effect)
+        {
             drop(shard);
             outcomes.push(outcome);
             return Decision::of_limits(outcome.allowed);
         }
-        shard.check_one(charge, hash, now, effect, outcomes)
+        shard.check_one(charge, hash, now, effect, outcomes, receipt)
     }
 
     /// Checks `limits` on `key` and charges `cost`, as [`Self::check`] does, and returns the
@@ -95,7 +112,7 @@ impl MemoryStore {
         }
         let verdict = OUTCOMES.with_borrow_mut(|outcomes| {
             outcomes.clear();
-            let decision = shard.check_one(charge, hash, now, effect, outcomes);
+            let decision = shard.check_one(charge, hash, now, effect, outcomes, None);
             drop(shard);
             Verdict::on(&decision, std::iter::once(limits), outcomes)
         });
@@ -114,7 +131,7 @@ impl MemoryStore {
 
     /// Decides whether to make `charges`, whatever their number. If there is a `receipt`, records
     /// the charges in it.
-    pub(super) fn check_all(
+    fn check_all(
         &self,
         charges: &[Charge<'_>],
         now: Timestamp,
@@ -194,7 +211,8 @@ impl Shard {
         self.step_in_place(charge, gcra, hash, now)
     }
 
-    /// Makes the decision on one charge on the general path, step by step.
+    /// Makes the decision on one charge on the general path, step by step. If there is a `receipt`,
+    /// records the charge in it.
     #[inline]
     fn check_one(
         &mut self,
@@ -203,6 +221,7 @@ impl Shard {
         now: Timestamp,
         effect: Effect,
         outcomes: &mut Vec<Outcome>,
+        receipt: Option<&mut Receipt>,
     ) -> Decision {
         if effect.can_deny()
             && let Some(until) = self.blocked(charge.key, now)
@@ -226,6 +245,9 @@ impl Shard {
             pending.apply(admitted, now);
         }
         self.record_conversion(&pending, now);
+        if let Some(receipt) = receipt {
+            receipt.charged = smallvec![self.charge_record(&pending, now)];
+        }
         let is_hot = pending.report(now, outcomes);
         if !effect.can_write() {
             self.put_back_lent(pending, now);

@@ -3,11 +3,10 @@
 use super::{
     Guard, MemoryStore,
     pending::{KeyLocation, PendingCharge},
-    refund_ledger::KeyRefunds,
     shard::{Full, Shard},
 };
 use crate::{
-    eval::{Charge, ChargeRecord, Decision, Effect},
+    eval::{Charge, ChargeRecords, Decision, Effect},
     hash_table::{hash_with, prefetch},
     time::Timestamp,
 };
@@ -143,18 +142,15 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Returns the charge records for the receipt: the information that a refund needs to find each
-    /// charge in its key's state. A record is `None` if the charge was not made or not stored.
+    /// Returns the charge records for the receipt.
     pub(super) fn charged(
         &mut self,
         pending: &[PendingCharge<'_>],
         now: Timestamp,
-    ) -> Vec<Option<ChargeRecord>> {
+    ) -> ChargeRecords {
         let charged = pending.iter().map(|pending| {
-            let ledger = &self.shard(pending.location.hash).cold.ledger;
-            let KeyRefunds { shifts, conversion } = ledger.of_key(pending.charge.key);
-            let is_kept = pending.location.located.has_room();
-            is_kept.then(|| pending.evaluation.charge_record(now, shifts, conversion))?
+            let shard = self.shard(pending.location.hash);
+            shard.charge_record(pending, now)
         });
         charged.collect()
     }

@@ -11,7 +11,7 @@
 use super::MemoryStore;
 use crate::{
     algorithm::{ExactMicros, Mark},
-    eval::{Charge, ChargeRecord, Receipt},
+    eval::{Charge, ChargeRecord, ChargeRecords, Marks, Receipt},
     hash_table::hash_with,
     limit::bounds,
     time::Timestamp,
@@ -70,7 +70,7 @@ impl Receipt {
             }
             decode(record).map(Some)
         });
-        let charged = decoded.collect::<Option<Vec<_>>>()?;
+        let charged = decoded.collect::<Option<ChargeRecords>>()?;
         Some(Self { charged })
     }
 }
@@ -111,7 +111,7 @@ fn decode(record: &[u8]) -> Option<ChargeRecord> {
         return None;
     }
     let marks = (0..count).map(|_| mark(&mut input));
-    let marks = marks.collect::<Option<Box<[Option<Mark>]>>>()?;
+    let marks = marks.collect::<Option<Marks>>()?;
     input.is_empty().then_some(ChargeRecord {
         at,
         cost,

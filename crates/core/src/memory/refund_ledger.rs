@@ -154,12 +154,21 @@ impl RefundLedger {
         if more.iter().all(|more| *more == 0) {
             return;
         }
+        let add = |shifts: &mut [u64]| {
+            for (shift, more) in shifts.iter_mut().zip(more) {
+                *shift = shift.saturating_add(*more);
+            }
+        };
+        let known = self.keys.get_mut(key);
+        if let Some(LedgerEntry { refunds, .. }) = known
+            && refunds.shifts.len() >= more.len()
+        {
+            return add(&mut refunds.shifts);
+        }
         let mut entry = self.keys.get(key).cloned().unwrap_or_default();
         let mut shifts = entry.refunds.shifts.into_vec();
-        shifts.resize(shifts.len().max(more.len()), 0);
-        for (shift, more) in shifts.iter_mut().zip(more) {
-            *shift = shift.saturating_add(*more);
-        }
+        shifts.resize(more.len(), 0);
+        add(&mut shifts);
         entry.refunds.shifts = shifts.into();
         self.insert(key, entry, now);
     }
@@ -204,6 +213,7 @@ fn entry_bytes(key: &[u8], entry: &LedgerEntry) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::eval::Marks;
 
     const NOW: Timestamp = Timestamp::from_micros(5);
     const LATER: Timestamp = Timestamp::from_micros(1_000);
@@ -214,7 +224,7 @@ mod tests {
             at: Timestamp::from_micros(at),
             cost: 1,
             fingerprint: 0,
-            marks: Box::default(),
+            marks: Marks::default(),
             shifts,
             conversion,
         }

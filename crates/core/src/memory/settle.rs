@@ -19,12 +19,8 @@ impl MemoryStore {
         now: Timestamp,
         outcomes: &mut Vec<Outcome>,
     ) -> (Decision, Receipt) {
-        outcomes.clear();
         let mut receipt = Receipt::default();
-        if let Some(blocked) = Decision::of_blocked_charges(charges, Effect::Charge, now) {
-            return (blocked, receipt);
-        }
-        let decision = self.check_all(charges, now, Effect::Charge, outcomes, Some(&mut receipt));
+        let decision = self.decide(charges, now, Effect::Charge, outcomes, Some(&mut receipt));
         (decision, receipt)
     }
 

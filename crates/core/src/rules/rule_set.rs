@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     eval::{Charge, Cost, Limits, RequestError},
+    hash_table::RandomState,
     limit::{Algorithm, Limit, Rate, bounds},
     time::{Span, Timestamp},
 };
@@ -114,7 +115,9 @@ pub struct RuleSet {
     overrides: Vec<Arc<RuleOverrides>>,
     entry_blocks: EntryBlocks,
     index: Index,
-    by_scope: HashMap<Scope, usize>,
+    /// The index of each rule. Every receipt looks up its rules, so the map uses a fast hash
+    /// function. Clients do not choose the scopes.
+    by_scope: HashMap<Scope, usize, RandomState>,
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
     extra_entry_names: BTreeSet<Box<str>>,
@@ -588,8 +591,8 @@ impl RuleSet {
 
 /// Maps the [scope](Rule::key_scope) of each rule to the rule's index. Rejects two rules with the
 /// same name. Also rejects two rules whose names have the same hash, which is extremely rare.
-fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
-    let mut by_scope = HashMap::with_capacity(rules.len());
+fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize, RandomState>, RuleErrors> {
+    let mut by_scope = HashMap::with_capacity_and_hasher(rules.len(), RandomState::default());
     let mut errors = Vec::new();
     for (at, rule) in rules.iter().enumerate() {
         let first = *by_scope.entry(rule.scope()).or_insert(at);

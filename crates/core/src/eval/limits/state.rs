@@ -1,11 +1,14 @@
 //! Operations of a rule's limits on a key's state. A key's state consists of one state for each
 //! limit, except that sliding window logs share one state.
 
+use smallvec::SmallVec;
+
 use super::Limits;
 use crate::{
     algorithm::{ChargePosition, Drain, Kernel, LogState, Mark, Outcome, Stamp, State, Terms},
     eval::{
-        ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Mask, Settlement,
+        ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Marks, Mask,
+        Settlement,
     },
     time::{Span, Timestamp},
 };
@@ -239,7 +242,7 @@ impl Limits {
 
     /// Returns the position of the most recent charge in `key_state`, for each limit group; `None`
     /// for groups that do not support refunds by receipt.
-    pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
+    pub(crate) fn marks(&self, key_state: &KeyState) -> Marks {
         let groups = self.groups.iter().zip(key_state.states());
         // A limit that counts denied requests up to the limit gets no mark, unless the rule is in
         // shadow mode, because the state does not distinguish denied from admitted requests.
@@ -263,7 +266,7 @@ impl Limits {
         charged: &ChargeRecord,
         settlement: Settlement,
         shift: impl Fn(usize) -> Option<u64>,
-    ) -> Vec<u64> {
+    ) -> SmallVec<[u64; 1]> {
         let states = key_state.states_mut().iter_mut().zip(&charged.marks);
         let groups = self.groups.iter().zip(states).enumerate();
         let settled = groups.map(|(number, (group, (state, mark)))| {

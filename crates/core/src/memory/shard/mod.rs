@@ -13,11 +13,11 @@ use super::{
     MemoryStats,
     entry::{Entry, LoadContext},
     pending::{EntryLocation, KeyLocation, PendingCharge},
-    refund_ledger::RefundLedger,
+    refund_ledger::{KeyRefunds, RefundLedger},
 };
 use crate::{
     algorithm::{Gcra, Outcome},
-    eval::{Charge, Effect, Evaluation, FormerState, LoadedState},
+    eval::{Charge, ChargeRecord, Effect, Evaluation, FormerState, LoadedState},
     hash_table::{self, RandomState, Table, hash_with},
     time::{CLOCK_JUMP, Timestamp},
 };
@@ -277,6 +277,20 @@ impl Shard {
             let ledger = &mut self.cold.ledger;
             ledger.enter_conversion(pending.charge.key, now, pending.converted_until);
         }
+    }
+
+    /// Returns the charge record for the receipt: the information that a refund needs to find the
+    /// charge in its key's state. Returns `None` if the charge was not made or not stored.
+    pub(super) fn charge_record(
+        &self,
+        pending: &PendingCharge<'_>,
+        now: Timestamp,
+    ) -> Option<ChargeRecord> {
+        if !pending.location.located.has_room() {
+            return None;
+        }
+        let KeyRefunds { shifts, conversion } = self.cold.ledger.of_key(pending.charge.key);
+        pending.evaluation.charge_record(now, shifts, conversion)
     }
 
     /// Puts the state, which [`Self::open`] took out of its entry, back into the entry. Returns
