@@ -56,10 +56,21 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
 /// Returns the Redis key of the guard for the reservation `id` in this cluster slot; `slot` is
 /// `None` if Redis is not a cluster.
 pub(crate) fn guard_key(prefix: &[u8], slot: Option<u16>, id: &[u8; 16]) -> Vec<u8> {
-    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-    let tag = slot.map_or_else(String::new, |slot| SLOT_TAGS[usize::from(slot)].to_string());
-    [prefix, format!("#ends{{{tag}}}:{id}").as_bytes()].concat()
+    let mut key = Vec::with_capacity(prefix.len() + GUARD_BYTES);
+    key.extend_from_slice(prefix);
+    key.extend_from_slice(b"#ends{");
+    if let Some(slot) = slot {
+        key.extend_from_slice(SLOT_TAGS[usize::from(slot)].to_string().as_bytes());
+    }
+    key.extend_from_slice(b"}:");
+    // Formatting each byte with `{:02x}` would take a sixth of the time of a settlement.
+    let digits = id.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    key.extend(digits.map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+    key
 }
+
+/// The length of the Redis key of a guard without its prefix, in bytes, with a tag of six digits.
+const GUARD_BYTES: usize = 46;
 
 /// For each cluster slot, a number that, as a hash tag, hashes to the slot.
 static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
@@ -156,6 +167,13 @@ mod tests {
             [b"tg{}".as_slice(), &scope].concat()
         );
         assert_eq!(state_key(b"tg", b"user:1"), b"tg:user:1");
+    }
+
+    #[test]
+    fn the_key_of_a_guard_ends_with_the_hexadecimal_id() {
+        let id = std::array::from_fn(|at| u8::try_from(at).unwrap().wrapping_mul(0x1F));
+        let key = guard_key(b"tg", None, &id);
+        assert_eq!(key, b"tg#ends{}:001f3e5d7c9bbad9f81736557493b2d1");
     }
 
     #[test]

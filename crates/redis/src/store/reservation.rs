@@ -290,13 +290,11 @@ fn encode_attempt(
         ReservationEnd::Expired => (1, 0),
     };
     let until = reservation.expires.max(now);
-    let mut attempt = vec![is_expiry];
-    let instants = [instant, reservation.expires].map(Timestamp::as_micros);
-    for number in [cost]
-        .into_iter()
-        .chain(instants)
-        .chain([kept_ms(until, now)])
-    {
+    let [instant, expires] = [instant, reservation.expires].map(Timestamp::as_micros);
+    let numbers = [cost, instant, expires, kept_ms(until, now)];
+    let mut attempt = Vec::with_capacity(1 + 7 * numbers.len());
+    attempt.push(is_expiry);
+    for number in numbers {
         attempt.extend_from_slice(&number.to_be_bytes()[1..]);
     }
     attempt
