@@ -1,5 +1,6 @@
 //! The final charges of a reservation.
 
+use smallvec::SmallVec;
 use tidegate::rate_limiter::{OwnedCharge, OwnedCharges, charge_excess, excess_costs};
 use tidegate_config::ReservationExpiry;
 use tidegate_core::{Charge, CostSource, Rule, Settlement, Timestamp};
@@ -9,9 +10,9 @@ use crate::ServerLimiter;
 /// The final charges of a reservation.
 pub(super) struct FinalCharges {
     /// The final amount of each charge.
-    pub(super) amounts: Vec<u64>,
+    pub(super) amounts: SmallVec<[u64; 1]>,
     /// The settlement of each charge.
-    pub(super) settlements: Vec<Settlement>,
+    pub(super) settlements: SmallVec<[Settlement; 1]>,
 }
 
 impl FinalCharges {
@@ -35,7 +36,7 @@ impl FinalCharges {
         Self::from_amounts(charges, amounts)
     }
 
-    fn from_amounts(charges: &OwnedCharges, amounts: Vec<u64>) -> Self {
+    fn from_amounts(charges: &OwnedCharges, amounts: SmallVec<[u64; 1]>) -> Self {
         let settlement = |(charge, amount): (&OwnedCharge, &u64)| Settlement {
             unused: charge.cost.units().saturating_sub(*amount),
         };
@@ -79,6 +80,11 @@ impl ServerLimiter {
         final_charges: &FinalCharges,
         now: Timestamp,
     ) -> u64 {
+        let reserved = charges.list().iter().map(|charge| charge.cost.units());
+        let mut amounts = reserved.zip(&final_charges.amounts);
+        if amounts.all(|(reserved, amount)| *amount <= reserved) {
+            return 0;
+        }
         let charges = charges.as_charges();
         let mut uncharged = 0;
         for (at, excess) in excess_costs(&charges, &final_charges.amounts) {

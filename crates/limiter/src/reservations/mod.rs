@@ -34,6 +34,7 @@ mod in_redis;
 mod input;
 mod local;
 mod moved;
+mod random_id;
 mod rejections;
 mod stored_limits;
 mod table;
@@ -44,7 +45,6 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use ring::rand::{SecureRandom as _, SystemRandom};
 use tidegate::rate_limiter::{DecidedRequestTurn, OwnedCharges, Receipts, SlotTurn, TurnBuffers};
 use tidegate_config::{Password, ReservationsConfig};
 use tidegate_core::{Cost, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
@@ -61,6 +61,7 @@ use self::{
     expiry_queue::ExpiryQueueWriter,
     final_charges::FinalCharges,
     in_redis::shared_charges,
+    random_id::random_id,
     rejections::Rejections,
     table::{OutstandingReservation, OutstandingTable, ReservationPermit, redis_receipt},
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
@@ -448,16 +449,6 @@ impl ServerLimiter {
     pub fn reservations(&self) -> &Reservations {
         &self.reservations
     }
-}
-
-fn random_id() -> ReservationId {
-    let mut id = ReservationId::default();
-    if SystemRandom::new().fill(&mut id).is_err() {
-        // The ID only has to be unique, because tokens are sealed.
-        let unique = u128::from_str_radix(&tidegate_redis::random_server_id(), 16);
-        id = unique.unwrap_or_default().to_be_bytes();
-    }
-    id
 }
 
 fn token_charges(charges: &OwnedCharges, receipt: Option<&LimiterReceipt>) -> TokenCharges {

@@ -1,7 +1,7 @@
 //! The outstanding reservations that this server has made.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeSet, VecDeque},
     ops::Bound,
     sync::{
         Arc,
@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use foldhash::{HashMap, HashMapExt};
 use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::{Span, Timestamp};
 use tidegate_redis::RedisReceipt;
@@ -79,6 +80,7 @@ pub(super) type DueId = (Timestamp, ReservationId);
 /// Outstanding reservations, indexed by ID and ordered by due time.
 #[derive(Debug)]
 pub(super) struct OutstandingTable {
+    // This server has chosen the IDs, so the map can use a fast hash function.
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
     settled: SettledIds,
