@@ -109,9 +109,12 @@ impl ServerLimiter {
         charges: &'c OwnedCharges,
     ) -> impl Fn(ReservationEnd) -> Vec<Settlement> + use<'c> {
         let on_expiry = self.reservations.settings.on_expiry;
-        move |end| match end {
-            ReservationEnd::Settled(cost) => FinalCharges::new(charges, cost).settlements,
-            ReservationEnd::Expired => FinalCharges::of_expired(charges, on_expiry).settlements,
+        move |end| {
+            let final_charges = match end {
+                ReservationEnd::Settled(cost) => FinalCharges::new(charges, cost),
+                ReservationEnd::Expired => FinalCharges::of_expired(charges, on_expiry),
+            };
+            final_charges.settlements.into_vec()
         }
     }
 

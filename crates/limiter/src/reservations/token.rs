@@ -28,6 +28,7 @@ use ring::{
     hmac,
     rand::{SecureRandom as _, SystemRandom},
 };
+use smallvec::SmallVec;
 use tidegate::rate_limiter::{OwnedCharges, StoredCharge};
 use tidegate_core::{
     Cost, Limits, Timestamp,
@@ -225,7 +226,11 @@ impl TokenKeys {
     /// Returns the contents of `token`; `None` if the token was not sealed with any of the keys, or
     /// if the reservation is of another kind.
     pub(super) fn open(&self, token: &str, kind: ReservationKind) -> Option<TokenContents> {
-        let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
+        // Most tokens fit into the buffer without an allocation.
+        let mut buffer = SmallVec::<[u8; USUAL_BYTES]>::new();
+        buffer.resize(base64::decoded_len_estimate(token.len()), 0);
+        let length = BASE64_URL_SAFE_NO_PAD.decode_slice(token, &mut buffer);
+        let bytes = buffer.get(..length.ok()?)?;
         let at = bytes.len().checked_sub(TAG_BYTES)?;
         let (contents, tag) = bytes.split_at(at);
         let is_sealed = self

@@ -104,6 +104,13 @@ struct Command {
     run: fn(&mut Context<'_>, Arguments<'_>, &mut Reply<'_>),
 }
 
+impl Command {
+    /// Returns whether this is the command `name`, ignoring case.
+    fn has_name(&self, name: &[u8]) -> bool {
+        self.name.as_bytes().eq_ignore_ascii_case(name)
+    }
+}
+
 /// The number of arguments that a command takes, including its name.
 #[derive(Clone, Copy, Debug)]
 enum Arity {
@@ -374,16 +381,16 @@ static COMMANDS: [Command; 26] = [
 
 /// Looks up a command by name, ignoring case.
 fn find(name: &[u8]) -> Option<&'static Command> {
-    COMMANDS
-        .iter()
-        .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
+    COMMANDS.iter().find(|command| command.has_name(name))
 }
 
 /// Returns the key of a command so that the store can prefetch it. The result is only a hint,
 /// because the command may still be rejected. In addition, the store has a few keys in an escaped
 /// form, which this function does not return.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
-    find(arguments.get(0)?).filter(|command| command.keyed)?;
+    let name = arguments.get(0)?;
+    let mut keyed = COMMANDS.iter().filter(|command| command.keyed);
+    keyed.find(|command| command.has_name(name))?;
     let key = arguments.get(1)?;
     (key.len() <= MAX_THROTTLE_KEY_BYTES).then_some(key)
 }

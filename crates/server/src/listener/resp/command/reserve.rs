@@ -74,7 +74,7 @@ pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
             return Err(RequestError::new("cost", problem));
         }
         let token = token(arguments)?;
-        Ok(ReservationCommand::Settle { token, cost })
+        Ok(TokenCommand::Settle { token, cost })
     });
     match settle {
         Ok(settle) => run(context, settle, reply),
@@ -87,7 +87,7 @@ pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
 pub(super) fn renew(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let renew = ttl(arguments.get(2).unwrap_or_default()).and_then(|ttl| {
         let token = token(arguments)?;
-        Ok(ReservationCommand::Renew { token, ttl })
+        Ok(TokenCommand::Renew { token, ttl })
     });
     match renew {
         Ok(renew) => run(context, renew, reply),
@@ -95,16 +95,16 @@ pub(super) fn renew(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     }
 }
 
-fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
+fn token(arguments: Arguments<'_>) -> Result<&str, RequestError> {
     let token = std::str::from_utf8(arguments.get(1).unwrap_or_default());
-    let token = token.map_err(|_| RequestError::new("reservation", "is not UTF-8"))?;
-    Ok(token.to_owned())
+    token.map_err(|_| RequestError::new("reservation", "is not UTF-8"))
 }
 
 /// Settles or renews a reservation. With Redis, the reply is pending.
-fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
+fn run(context: &mut Context<'_>, command: TokenCommand<&str>, reply: &mut Reply<'_>) {
     if context.limiter.redis_store().is_some() {
-        let later = PendingCommand::Reservation(command);
+        let later = ReservationCommand::Token(command.to_owned());
+        let later = PendingCommand::Reservation(later);
         context.pending.push(PendingReply::new(later, reply));
         return;
     }
@@ -122,8 +122,15 @@ fn reply_now(answer: impl Future<Output = ()>) {
 #[derive(Debug)]
 pub(in crate::listener::resp) enum ReservationCommand {
     Reserve(PendingReserve),
-    Settle { token: String, cost: u64 },
-    Renew { token: String, ttl: Span },
+    Token(TokenCommand<String>),
+}
+
+/// A command that settles or renews the reservation of a token. A command that is pending owns its
+/// token.
+#[derive(Debug)]
+pub(in crate::listener::resp) enum TokenCommand<T> {
+    Settle { token: T, cost: u64 },
+    Renew { token: T, ttl: Span },
 }
 
 /// A reservation that is waiting for Redis or for a concurrency slot.
@@ -216,7 +223,9 @@ impl ReservationCommand {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         match self {
             Self::Reserve(reserve) => reserve.request.heap_bytes(),
-            Self::Settle { token, .. } | Self::Renew { token, .. } => token.capacity(),
+            Self::Token(TokenCommand::Settle { token, .. } | TokenCommand::Renew { token, .. }) => {
+                token.capacity()
+            }
         }
     }
 
@@ -227,23 +236,50 @@ impl ReservationCommand {
     ) {
         match self {
             Self::Reserve(reserve) => reserve.answer(limiter, reply).await,
-            Self::Settle { token, cost } => match limiter.settle_reservation(&token, cost).await {
-                Ok(settled) => {
-                    reply.array(3);
-                    reply.count(settled.settled);
-                    reply.count(settled.unused);
-                    reply.count(settled.over);
-                }
-                Err(error) => reject_token(limiter, reply, &error),
+            Self::Token(command) => command.answer(limiter, reply).await,
+        }
+    }
+}
+
+impl TokenCommand<&str> {
+    fn to_owned(&self) -> TokenCommand<String> {
+        match *self {
+            Self::Settle { token, cost } => TokenCommand::Settle {
+                token: token.to_owned(),
+                cost,
             },
-            Self::Renew { token, ttl } => match limiter.renew_reservation(&token, ttl).await {
-                Ok(renewed) => {
-                    reply.array(2);
-                    reply.bulk(renewed.token.as_bytes());
-                    reply.count(renewed.expires_in.as_millis_ceil());
-                }
-                Err(error) => reject_token(limiter, reply, &error),
+            Self::Renew { token, ttl } => TokenCommand::Renew {
+                token: token.to_owned(),
+                ttl,
             },
+        }
+    }
+}
+
+impl<T: AsRef<str>> TokenCommand<T> {
+    async fn answer(self, limiter: &ServerLimiter, reply: &mut Reply<'_>) {
+        match self {
+            Self::Settle { token, cost } => {
+                match limiter.settle_reservation(token.as_ref(), cost).await {
+                    Ok(settled) => {
+                        reply.array(3);
+                        reply.count(settled.settled);
+                        reply.count(settled.unused);
+                        reply.count(settled.over);
+                    }
+                    Err(error) => reject_token(limiter, reply, &error),
+                }
+            }
+            Self::Renew { token, ttl } => {
+                match limiter.renew_reservation(token.as_ref(), ttl).await {
+                    Ok(renewed) => {
+                        reply.array(2);
+                        reply.bulk(renewed.token.as_bytes());
+                        reply.count(renewed.expires_in.as_millis_ceil());
+                    }
+                    Err(error) => reject_token(limiter, reply, &error),
+                }
+            }
         }
     }
 }
