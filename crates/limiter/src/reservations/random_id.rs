@@ -19,19 +19,19 @@ thread_local! {
 pub(super) fn random_id() -> ReservationId {
     UNUSED.with_borrow_mut(|unused| {
         if unused.is_empty() {
-            unused.extend(random_ids());
+            *unused = random_ids();
         }
         unused.pop().unwrap_or_else(unique_id)
     })
 }
 
 /// Returns random IDs; none if the operating system provides no random bytes.
-fn random_ids() -> impl Iterator<Item = ReservationId> {
+fn random_ids() -> Vec<ReservationId> {
     let mut bytes = [0; BATCH * size_of::<ReservationId>()];
-    let is_filled = SystemRandom::new().fill(&mut bytes).is_ok();
-    let (ids, _) = bytes.as_chunks();
-    let count = if is_filled { BATCH } else { 0 };
-    ids.to_owned().into_iter().take(count)
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => bytes.as_chunks().0.to_vec(),
+        Err(_) => Vec::new(),
+    }
 }
 
 /// Returns an ID that is unique, but may be predictable. This is sufficient, because tokens are
