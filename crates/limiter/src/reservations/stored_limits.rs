@@ -245,6 +245,8 @@ fn byte(input: &mut Input<'_>) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::HashSet, mem::discriminant};
+
     use tidegate_config::Config;
 
     use super::*;
@@ -287,6 +289,15 @@ rules:
     #[test]
     fn limits_survive_a_round_trip() {
         let rules = Config::parse(RULES).unwrap().rules;
+        let limits = rules.iter().flat_map(|rule| rule.limits().iter());
+        let algorithms: HashSet<_> = limits
+            .map(|limit| discriminant(limit.algorithm()))
+            .collect();
+        assert_eq!(
+            algorithms.len(),
+            AlgorithmName::ALL.len(),
+            "a rule for each"
+        );
         for rule in rules.iter() {
             let limits = rule.limits();
             assert_same(limits);
