@@ -40,8 +40,9 @@ use smallvec::SmallVec;
 
 use crate::{algorithm::Mark, time::Timestamp};
 
-/// The records of a request's charges, in the order of the charges. A record is `None` if the charge
-/// was not made or not stored. Most requests have one charge, whose record needs no heap memory.
+/// The records of a request's charges, in the order of the charges. A record is `None` if the
+/// charge was not made or not stored. Most requests have one charge, whose record needs no heap
+/// memory.
 pub(crate) type ChargeRecords = SmallVec<[Option<ChargeRecord>; 1]>;
 
 /// The position of a charge in the state of each limit group; `None` for a group that does not

@@ -1,8 +1,8 @@
 //! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
-//! through channels. With hyper's client, the proxy takes 1.8 times the CPU time (ADR 0006), although
-//! both sockets of a request belong to one thread. With this module, the task of the client
+//! through channels, although in the proxy both sockets of a request belong to one thread. These
+//! channels and tasks take much of the CPU time (ADR 0006). With this module, the task of the client
 //! connection reads and writes the upstream socket directly.
 //!
 //! ```text
