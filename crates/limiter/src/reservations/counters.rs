@@ -135,15 +135,8 @@ impl ServerLimiter {
         if let TokenCharges::InRedis(_) = &contents.charges {
             self.warn_of_own_key();
         }
-        let outstanding = OutstandingReservation {
-            charges,
-            receipt: Some(receipt),
-            since: Some(since),
-            expires,
-            due_at: expires,
-            is_renewed_elsewhere: false,
-            _permit: permit,
-        };
+        let outstanding =
+            OutstandingReservation::new(charges, Some(receipt), Some(since), expires, permit);
         self.reservations.insert(contents.id, outstanding, since);
         Reservation {
             token: self.reservations.keys.seal(&contents),

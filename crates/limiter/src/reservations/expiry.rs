@@ -205,6 +205,8 @@ impl ServerLimiter {
                 outstanding.due_at = now.after(RETRY_DELAY);
             }
         }
-        self.reservations.insert(id, outstanding, now);
+        let due_at = outstanding.due_at;
+        self.reservations.table().insert_again(id, outstanding);
+        self.reservations.wake_expiry(due_at, now);
     }
 }

@@ -20,7 +20,9 @@ use crate::{LimiterReceipt, ServerLimiter};
 pub(super) struct SharedReservation {
     pub(super) charges: OwnedCharges,
     receipt: RedisReceipt,
-    /// The keys of those charges whose rules no longer exist.
+    /// The charges whose rules this server does not have.
+    former: Vec<SharedCharge>,
+    /// The keys of `former`.
     former_keys: Vec<Box<[u8]>>,
 }
 
@@ -197,7 +199,9 @@ impl ServerLimiter {
         };
         drop(list);
         shared.receipt = receipt;
-        let charges = shared_charges(&shared.charges, shared.receipt.parts());
+        let mut charges = shared_charges(&shared.charges, shared.receipt.parts());
+        // Another server may have these rules. Also, every server must find the same deciding guard.
+        charges.append(&mut shared.former);
         // The rest of the reservation is renewed even if its slot is lost.
         self.keep_renewed(shared, id, until, now);
         if renewed.map_err(ReservationError::Unavailable)? == Renewal::Lost {
@@ -218,34 +222,20 @@ impl ServerLimiter {
         let SharedReservation {
             charges,
             receipt,
+            former: _,
             former_keys,
         } = shared;
-        // Without its former rules, this server knows only a part of the reservation.
-        let is_whole = former_keys.is_empty();
         let mut table = self.reservations.table();
         let renewed = match table.remove(&id) {
-            Some(mut own) => {
-                own.expires = until;
-                own.due_at = until;
-                own.is_renewed_elsewhere = false;
-                if let Some(LimiterReceipt::Redis(own)) = &mut own.receipt
-                    && is_whole
-                {
-                    own.set_redis(receipt);
-                }
+            Some(own) => {
+                let mut own = own.renewed(until);
+                own.set_redis_receipts(&charges, &receipt);
                 Some(own)
             }
-            None if is_whole => self.reservations.permit().map(|permit| {
-                let receipt = FallbackReceipt::in_redis(receipt);
-                OutstandingReservation {
-                    charges,
-                    receipt: Some(LimiterReceipt::Redis(receipt)),
-                    since: None,
-                    expires: until,
-                    due_at: until,
-                    is_renewed_elsewhere: false,
-                    _permit: permit,
-                }
+            // Without its former rules, this server knows only a part of the reservation.
+            None if former_keys.is_empty() => self.reservations.permit().map(|permit| {
+                let receipt = LimiterReceipt::Redis(FallbackReceipt::in_redis(receipt));
+                OutstandingReservation::new(charges, Some(receipt), None, until, permit)
             }),
             None => None,
         };
@@ -265,18 +255,20 @@ impl ServerLimiter {
         shared: Vec<SharedCharge>,
     ) -> SharedReservation {
         let rules = self.rules.load_full();
-        let is_former = |shared: &&SharedCharge| match kind {
+        let is_former = |shared: &SharedCharge| match kind {
             ReservationKind::Request => rules.rule_of(&shared.charge.key).is_none(),
             ReservationKind::Counters => shared.limits.is_none(),
         };
-        let former_keys = shared.iter().filter(is_former);
-        let former_keys = former_keys
+        let (former, known): (Vec<_>, Vec<_>) = shared.into_iter().partition(is_former);
+        let former_keys = former
+            .iter()
             .map(|shared| shared.charge.key.clone())
             .collect();
-        let (charges, receipts) = moved_charges(&rules, kind, shared, self.now());
+        let (charges, receipts) = moved_charges(&rules, kind, known, self.now());
         SharedReservation {
             charges,
             receipt: RedisReceipt::from_parts(receipts),
+            former,
             former_keys,
         }
     }

@@ -73,8 +73,7 @@ impl ServerLimiter {
             let renewed = Store::renew(self, &charges, receipt, now).ready();
             renewal = renewed.unwrap_or(Renewal::Unknown);
         }
-        outstanding.expires = now.after(ttl);
-        outstanding.due_at = outstanding.expires;
+        let outstanding = outstanding.renewed(now.after(ttl));
         self.reservations.wake_expiry(outstanding.due_at, now);
         table.insert(*id, outstanding);
         drop(table);

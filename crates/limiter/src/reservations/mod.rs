@@ -74,7 +74,7 @@ pub const DEFAULT_TTL: Span = Span::from_secs(60);
 const OUTSTANDING: Metric = Metric::gauge(
     "tidegate_reservations_outstanding",
     [],
-    "Reservations that this server has made, and that have neither expired nor been settled by a call to this server.",
+    "Reservations that this server has made or renewed, and that have neither expired nor been settled by a call to this server.",
 );
 
 const ENDED: Metric<1> = Metric::counter(
@@ -305,15 +305,8 @@ impl ServerLimiter {
             self.warn_of_own_key();
         }
         if receipt.is_some() {
-            let outstanding = OutstandingReservation {
-                charges,
-                receipt,
-                since: Some(since),
-                expires,
-                due_at: expires,
-                is_renewed_elsewhere: false,
-                _permit: permit,
-            };
+            let outstanding =
+                OutstandingReservation::new(charges, receipt, Some(since), expires, permit);
             self.reservations.insert(contents.id, outstanding, since);
         }
         Reservation {

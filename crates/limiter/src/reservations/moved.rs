@@ -141,15 +141,9 @@ impl ServerLimiter {
         };
         // With a lower maximum, the remaining reservations stay charged.
         if let Some(permit) = self.reservations.permit() {
-            let outstanding = OutstandingReservation {
-                charges,
-                receipt: Some(LimiterReceipt::Memory(receipt)),
-                since: Some(Timestamp::from_micros(u64::from_be_bytes(*since))),
-                expires,
-                due_at: expires,
-                is_renewed_elsewhere: false,
-                _permit: permit,
-            };
+            let receipt = Some(LimiterReceipt::Memory(receipt));
+            let since = Some(Timestamp::from_micros(u64::from_be_bytes(*since)));
+            let outstanding = OutstandingReservation::new(charges, receipt, since, expires, permit);
             self.reservations.insert(id, outstanding, now);
         }
         true

@@ -1,4 +1,4 @@
-//! The outstanding reservations that this server has made.
+//! The outstanding reservations that this server has made or renewed.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -40,6 +40,54 @@ pub(super) struct OutstandingReservation {
 }
 
 impl OutstandingReservation {
+    /// Creates a reservation that this server ends when it expires.
+    pub(super) fn new(
+        charges: OwnedCharges,
+        receipt: Option<LimiterReceipt>,
+        since: Option<Timestamp>,
+        expires: Timestamp,
+        permit: ReservationPermit,
+    ) -> Self {
+        Self {
+            charges,
+            receipt,
+            since,
+            expires,
+            due_at: expires,
+            is_renewed_elsewhere: false,
+            _permit: permit,
+        }
+    }
+
+    /// Returns the reservation after this server has renewed it until `until`.
+    pub(super) fn renewed(self, until: Timestamp) -> Self {
+        Self {
+            expires: until,
+            due_at: until,
+            is_renewed_elsewhere: false,
+            ..self
+        }
+    }
+
+    /// Replaces the Redis receipts of those charges that are also in `charges`, after their leases
+    /// have been renewed. `receipt` is the receipt of `charges`.
+    pub(super) fn set_redis_receipts(&mut self, charges: &OwnedCharges, receipt: &RedisReceipt) {
+        let Some(LimiterReceipt::Redis(own)) = &mut self.receipt else {
+            return;
+        };
+        let Some(former) = own.redis() else { return };
+        let renewed: HashMap<&[u8], &Vec<u8>> = charges
+            .list()
+            .iter()
+            .zip(receipt.parts())
+            .map(|(charge, receipt)| (&*charge.key, receipt))
+            .collect();
+        let own_charges = self.charges.list().iter().zip(former.parts());
+        let parts = own_charges
+            .map(|(charge, former)| Vec::clone(renewed.get(&*charge.key).unwrap_or(&former)));
+        own.set_redis(RedisReceipt::from_parts(parts.collect()));
+    }
+
     /// Returns the time for which the reservation has been held at `now`; `None` if it is unknown.
     pub(super) fn held_for(&self, now: Timestamp) -> Option<Span> {
         self.since.map(|since| now.since(since))
@@ -80,7 +128,7 @@ pub(super) type DueId = (Timestamp, ReservationId);
 /// Outstanding reservations, indexed by ID and ordered by due time.
 #[derive(Debug)]
 pub(super) struct OutstandingTable {
-    // This server has chosen the IDs, so the map can use a fast hash function.
+    // Tokens are signed, so clients cannot choose the IDs, and the map can use a fast hash function.
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
     settled: SettledIds,
@@ -115,14 +163,34 @@ impl OutstandingTable {
         }
     }
 
-    /// Adds a reservation, or a changed reservation that was removed before.
+    /// Adds a reservation, or replaces it.
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
         let is_in_redis = redis_receipt(outstanding.receipt.as_ref()).is_some();
         if is_in_redis && !outstanding.is_renewed_elsewhere {
             self.expiry_queue.add(id);
         }
-        self.by_due_time.insert((outstanding.due_at, id));
-        self.by_id.insert(id, outstanding);
+        let due = (outstanding.due_at, id);
+        if let Some(replaced) = self.by_id.insert(id, outstanding) {
+            self.by_due_time.remove(&(replaced.due_at, id));
+        }
+        self.by_due_time.insert(due);
+        debug_assert_eq!(self.by_id.len(), self.by_due_time.len());
+    }
+
+    /// Adds a reservation again that [`Self::remove_due`] has returned, and that has not ended. If
+    /// this server has renewed the reservation meanwhile, the renewal applies.
+    pub(super) fn insert_again(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
+        let outstanding = match self.remove(&id) {
+            Some(renewed) => {
+                let mut outstanding = outstanding.renewed(renewed.expires);
+                if let Some(receipt) = redis_receipt(renewed.receipt.as_ref()) {
+                    outstanding.set_redis_receipts(&renewed.charges, receipt);
+                }
+                outstanding
+            }
+            None => outstanding,
+        };
+        self.insert(id, outstanding);
     }
 
     pub(super) fn remove(&mut self, id: &ReservationId) -> Option<OutstandingReservation> {
@@ -195,5 +263,57 @@ impl OutstandingTable {
             return None;
         }
         self.by_due_time.first().map(|(due_at, _)| *due_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: ReservationId = [1; 16];
+    const OTHER_ID: ReservationId = [2; 16];
+
+    fn second(second: u64) -> Timestamp {
+        Timestamp::from_micros(second * 1_000_000)
+    }
+
+    fn expiring_at(expires: u64) -> OutstandingReservation {
+        let permit = ReservationPermit::take(&Arc::default(), 1).unwrap();
+        let charges = OwnedCharges::of_limits([]);
+        OutstandingReservation::new(charges, None, None, second(expires), permit)
+    }
+
+    fn due_ids(table: &mut OutstandingTable, now: u64) -> Vec<ReservationId> {
+        let due = std::iter::from_fn(|| table.remove_due(second(now)));
+        due.map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn a_replaced_reservation_has_one_due_time() {
+        let mut table = OutstandingTable::new(2);
+        table.insert(ID, expiring_at(10));
+        table.insert(ID, expiring_at(20));
+        table.insert(OTHER_ID, expiring_at(30));
+        assert_eq!(table.next_due_time(), Some(second(20)));
+        table.remove(&ID).unwrap();
+        assert_eq!(due_ids(&mut table, 30), [OTHER_ID]);
+        assert_eq!(table.next_due_time(), None);
+    }
+
+    #[test]
+    fn a_renewal_during_an_attempt_to_end_a_reservation_applies() {
+        let mut table = OutstandingTable::new(1);
+        table.insert(ID, expiring_at(10));
+        let (_, mut taken) = table.remove_due(second(10)).unwrap();
+        table.insert(ID, expiring_at(20));
+        taken.due_at = second(30);
+        taken.is_renewed_elsewhere = true;
+        taken.since = Some(second(1));
+        table.insert_again(ID, taken);
+        let kept = table.get(&ID).unwrap();
+        assert_eq!((kept.expires, kept.since), (second(20), Some(second(1))));
+        assert!(!kept.is_renewed_elsewhere);
+        assert_eq!(due_ids(&mut table, 20), [ID]);
+        assert_eq!(table.next_due_time(), None);
     }
 }

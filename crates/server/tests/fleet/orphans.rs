@@ -1,5 +1,8 @@
 //! Tests of reservations whose server has stopped.
 
+use std::pin::pin;
+
+use futures_util::{FutureExt as _, future::join};
 use tidegate_config::Config;
 use tidegate_core::Span;
 use tidegate_redis::ExpiryQueueEntry;
@@ -233,20 +236,83 @@ fn a_reservation_that_another_server_has_shortened_expires_sooner() {
     assert_eq!(left(&b, "u"), 1_000);
 }
 
-/// A server renews its reservation after one of the rules was removed, so the token contains fewer
-/// charges than the reservation.
+/// Removes one of the two rules of a request on `node`.
+fn remove_log_rule(node: &Node) {
+    let window = RULES.lines().filter(|line| !line.contains("name: log"));
+    let rules = window.collect::<Vec<_>>().join("\n");
+    node.limiter
+        .swap_rules(Config::parse(&rules).unwrap().rules);
+}
+
+/// A server renews its reservation twice after one of the rules was removed.
 #[test]
 fn a_reservation_is_refunded_after_a_rule_was_removed_and_it_was_renewed() {
     let (_redis, a, b) = nodes();
     let reservation = reserve(&a, &USER, 600, 10).unwrap();
-    let window = RULES.lines().filter(|line| !line.contains("name: log"));
-    let rules = window.collect::<Vec<_>>().join("\n");
-    a.limiter.swap_rules(Config::parse(&rules).unwrap().rules);
-    renew(&a, &reservation.token, 20).unwrap();
+    remove_log_rule(&a);
+    let renewed = renew(&a, &reservation.token, 20).unwrap();
+    renew(&a, &renewed.token, 20).unwrap();
     a.at_millis_with_redis(20_000);
     a.run(a.limiter.expire_reservations());
     b.at_millis_with_redis(20_000);
     assert_eq!((left(&b, "u"), window_spent(&b, "u")), (1_000, 0));
+}
+
+/// A server that does not have all rules returns a token that still contains all charges.
+#[test]
+fn a_token_of_a_server_without_all_rules_contains_all_charges() {
+    let (_redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    remove_log_rule(&b);
+    let renewed = renew(&b, &reservation.token, 20).unwrap();
+    let renewed = renew(&b, &renewed.token, 20).unwrap();
+    settle(&a, &renewed.token, 100).unwrap();
+    assert_eq!((left(&a, "u"), window_spent(&a, "u")), (900, 100));
+}
+
+/// Redis executes a renewal, and then the call that ends the reservation, because the renewal began
+/// before the expiry.
+#[test]
+fn a_reservation_that_is_renewed_while_it_is_ended_expires_later() {
+    let (redis, a, b) = nodes();
+    let reservation = reserve(&a, &USER, 600, 10).unwrap();
+    // Loads the script, so that the next renewal is a single call.
+    let reservation = renew(&a, &reservation.token, 10).unwrap();
+    a.at_millis_with_redis(9_999);
+    let renewed = a.run(async {
+        let ttl = Span::from_secs(10);
+        let renewal = a.limiter.renew_reservation(&reservation.token, ttl);
+        let mut renewal = pin!(renewal);
+        // Redis receives the calls in this order, and answers none of them yet.
+        redis.pause();
+        assert!(renewal.as_mut().now_or_never().is_none());
+        a.at_millis_with_redis(10_000);
+        let mut expiry = pin!(a.limiter.expire_reservations());
+        assert!(expiry.as_mut().now_or_never().is_none());
+        redis.resume();
+        join(renewal, expiry).await.0
+    });
+    renewed.unwrap();
+    assert_eq!(left(&b, "u"), 400);
+    // A renewal of the server itself needs no delay.
+    a.at_millis_with_redis(19_998);
+    a.run(a.limiter.expire_reservations());
+    assert!(is_outstanding(&a));
+    reserve(&a, &USER, 100, 60).unwrap();
+    b.at_millis_with_redis(19_999);
+    a.at_millis_with_redis(19_999);
+    let next = a.run(a.limiter.expire_reservations()).unwrap();
+    assert_eq!(left(&b, "u"), 900);
+    // Only the second reservation is left.
+    assert!(next > a.limiter.now());
+    a.at_millis_with_redis(79_998);
+    assert_eq!(a.run(a.limiter.expire_reservations()), None);
+    assert!(!is_outstanding(&a));
+}
+
+fn is_outstanding(node: &Node) -> bool {
+    let page = node.limiter.exposition();
+    !page.contains("\ntidegate_reservations_outstanding 0\n")
 }
 
 /// The second server is killed after it has claimed the reservation of the first one.
