@@ -102,6 +102,10 @@ pub enum RlsError {
     /// operator must fix the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
+    /// A new process has taken over the reservations of this process, during an upgrade. The client
+    /// must repeat the call on a new connection.
+    #[error("a new process has taken over the reservations; repeat the call on a new connection")]
+    Moved,
     /// Reservations are turned off. The operator must turn reservations on.
     #[error("reservations are off; remove `reservations: off` from the rules file")]
     ReservationsOff,
@@ -126,6 +130,7 @@ impl RlsError {
         match self {
             Self::NoConfiguration
             | Self::Store
+            | Self::Moved
             | Self::ReservationsOff
             | Self::TooManyReservations(_) => true,
             Self::EmptyDomain | Self::EmptyDescriptors | Self::Invalid { .. } => false,

@@ -26,7 +26,8 @@ use tidegate_core::{
 use tidegate_limiter::{
     metrics::ListenerKind,
     reservations::{
-        CounterCharge, CounterSettlement, ReserveError, ReservedCounters, SettledCounter,
+        CounterCharge, CounterSettlement, ReservationError, ReserveError, ReservedCounters,
+        SettledCounter,
     },
 };
 use tokio::sync::oneshot;
@@ -341,8 +342,8 @@ impl RateLimitService {
     ///
     /// # Errors
     ///
-    /// Returns an [`RlsError`] if the request cannot be counted. After [`RlsError::Store`], the
-    /// caller may repeat the call. If the reservation was released before the error, and the actual
+    /// Returns an [`RlsError`] if the request cannot be counted. After [`RlsError::Store`] and
+    /// [`RlsError::Moved`], the caller may repeat the call. If the reservation was released before the error, and the actual
     /// amount exceeds the reserved amount, the excess is never counted, not even by the repeated
     /// call.
     pub async fn commit(
@@ -431,7 +432,10 @@ impl RateLimitService {
         let settled = self
             .limiter
             .settle_counters(reservation_id, limits_of, actual);
-        let settled = settled.await.map_err(|_| RlsError::Store);
+        let settled = settled.await.map_err(|error| match error {
+            ReservationError::Moved => RlsError::Moved,
+            _ => RlsError::Store,
+        });
         drop(invalidated);
         settled
     }

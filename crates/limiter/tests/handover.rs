@@ -13,7 +13,7 @@ use tidegate_core::{
 };
 use tidegate_limiter::{
     HandoverError, ServerLimiter,
-    reservations::{CounterCharge, CounterSettlement, Reservation, Reservations},
+    reservations::{CounterCharge, CounterSettlement, Reservation, ReservationError, Reservations},
 };
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -98,13 +98,16 @@ fn reservations_of_counters_move() {
         reserved.reservation.unwrap().token
     });
     hand_over(&old, &new).unwrap();
+    // The old process must not settle a reservation that the new process would settle again.
+    let limits_of = |_: &[u8]| Some(Arc::clone(limits));
+    let settled = old.settle_counters(&tokens[0], limits_of, 1).now_or_never();
+    assert_eq!(settled.unwrap(), Err(ReservationError::Moved));
     let left = || {
         let charge = Charge::new(b"counter", limits, Cost::ONE).unwrap();
         let inspected = new.inspect(charge, Effect::Look).now_or_never();
         inspected.unwrap().unwrap()[0].remaining
     };
     assert_eq!(left(), 1);
-    let limits_of = |_: &[u8]| Some(Arc::clone(limits));
     let settled = new.settle_counters(&tokens[0], limits_of, 1).now_or_never();
     let settled = settled.unwrap().unwrap();
     assert!(

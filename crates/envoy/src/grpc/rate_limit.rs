@@ -63,7 +63,9 @@ pub(super) fn status(error: &RlsError) -> Status {
         }
         // For a store failure, envoyproxy/ratelimit returns UNKNOWN, so its callers cannot
         // distinguish a store failure from a bad request. Tidegate therefore returns UNAVAILABLE.
-        RlsError::Store | RlsError::TooManyReservations(_) => Status::unavailable(message),
+        RlsError::Store | RlsError::Moved | RlsError::TooManyReservations(_) => {
+            Status::unavailable(message)
+        }
         RlsError::ReservationsOff => Status::unimplemented(message),
         RlsError::Invalid { .. } => Status::invalid_argument(message),
     }

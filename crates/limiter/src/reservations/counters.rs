@@ -154,14 +154,15 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if Redis did not reply. The caller may then repeat the call with the same
-    /// cost.
+    /// [`ReservationError::Unavailable`] if Redis did not reply, and [`ReservationError::Moved`] if
+    /// another process has taken over the reservations. The caller may then repeat the call with the
+    /// same cost.
     pub async fn settle_counters(
         &self,
         token: &str,
         limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
         cost: u64,
-    ) -> Result<CounterSettlement, StoreError> {
+    ) -> Result<CounterSettlement, ReservationError> {
         let keys = &self.reservations.keys;
         let Some(contents) = keys.open(token, ReservationKind::Counters) else {
             return Ok(self.not_outstanding(&ReservationError::Invalid));
@@ -169,7 +170,7 @@ impl ServerLimiter {
         let (id, cost) = (contents.id, cost.min(bounds::MAX_COUNT));
         match contents.charges {
             TokenCharges::None => Ok(self.unknown_counters()),
-            TokenCharges::OnServer => Ok(self.settle_own_counters(id, limits_of, cost)),
+            TokenCharges::OnServer => self.settle_own_counters(id, limits_of, cost),
             TokenCharges::InRedis(shared) => {
                 let Some((charges, receipt)) = known_counters(shared, limits_of) else {
                     return Ok(self.unknown_counters());
@@ -183,7 +184,7 @@ impl ServerLimiter {
                     former_keys: &[],
                 };
                 let settled = self.settle_counters_in_redis(reservation, &charges, cost);
-                settled.await
+                settled.await.map_err(ReservationError::Unavailable)
             }
         }
     }
@@ -194,25 +195,28 @@ impl ServerLimiter {
         id: ReservationId,
         limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
         cost: u64,
-    ) -> CounterSettlement {
+    ) -> Result<CounterSettlement, ReservationError> {
         let (now, max) = (self.now(), self.reservations.settings.max);
         let mut table = self.reservations.table();
+        if table.is_moved {
+            return Err(ReservationError::Moved);
+        }
         if let Some(keys) = table.settled_counters(&id) {
-            return if keys.iter().all(|key| limits_of(key).is_some()) {
+            return Ok(if keys.iter().all(|key| limits_of(key).is_some()) {
                 self.settled_before()
             } else {
                 self.unknown_counters()
-            };
+            });
         }
         let is_known = |outstanding: &&OutstandingReservation| {
             let mut charges = outstanding.charges.list().iter();
             charges.all(|charge| limits_of(&charge.key).is_some())
         };
         if table.get(&id).filter(is_known).is_none() {
-            return self.unknown_counters();
+            return Ok(self.unknown_counters());
         }
         let Some(outstanding) = table.remove(&id) else {
-            return self.unknown_counters();
+            return Ok(self.unknown_counters());
         };
         let is_expired = outstanding.expires <= now;
         if !is_expired {
@@ -221,7 +225,7 @@ impl ServerLimiter {
         drop(table);
         if is_expired {
             self.expire_locally(outstanding, now);
-            return self.not_outstanding(&NotOutstanding::Expired.into());
+            return Ok(self.not_outstanding(&NotOutstanding::Expired.into()));
         }
         let is_charged = |at| {
             let receipt = outstanding.receipt.as_ref();
@@ -231,7 +235,7 @@ impl ServerLimiter {
         let final_charges = FinalCharges::new(&outstanding.charges, cost);
         self.end_locally(outstanding, &final_charges, now);
         self.count_settled();
-        CounterSettlement::Settled(settled)
+        Ok(CounterSettlement::Settled(settled))
     }
 
     /// Settles a reservation whose `charges` are in Redis.
