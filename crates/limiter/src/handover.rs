@@ -29,6 +29,10 @@ const TIME: u8 = 5;
 /// The tag of the record that contains the canonical path of the override file.
 const OVERRIDE_FILE: u8 = 6;
 
+/// The tag of a record that contains one settled reservation of counters, so that a repeated
+/// settlement is recognized.
+const SETTLED: u8 = 7;
+
 /// The maximum difference between the clocks of two processes that is not corrected. The difference
 /// includes the time that the record takes to arrive.
 const MAX_CLOCK_DIFFERENCE: Span = Span::from_secs(1);
@@ -110,6 +114,11 @@ impl ServerLimiter {
         for reservation in self.reservations_to_move() {
             send(RESERVATION, &reservation)?;
         }
+        if self.redis_store().is_none() {
+            for settled in self.settled_to_move() {
+                send(SETTLED, &settled)?;
+            }
+        }
         Ok(())
     }
 
@@ -150,6 +159,10 @@ impl ServerLimiter {
             }
             RESERVATION => {
                 let is_taken = self.take_reservation(record);
+                is_taken.then_some(0).ok_or(HandoverError::Reservation)
+            }
+            SETTLED => {
+                let is_taken = self.take_settled(record);
                 is_taken.then_some(0).ok_or(HandoverError::Reservation)
             }
             TIME => {

@@ -121,6 +121,30 @@ fn reservations_of_counters_move() {
     assert_eq!(left(), 4);
 }
 
+/// A client repeats a settlement whose response was lost in the upgrade.
+#[test]
+fn settled_reservations_of_counters_move() {
+    let (old, new) = (limiter(START), limiter(START));
+    let rules = old.rules();
+    let limits = rules.rule("api").unwrap().limits();
+    let charge = CounterCharge {
+        key: b"counter".as_slice().into(),
+        limits: Arc::clone(limits),
+        cost: Cost::new(2).unwrap(),
+    };
+    let reserved = old.reserve_counters(std::slice::from_ref(&charge), HOUR, None);
+    let reserved = reserved.now_or_never().unwrap().unwrap();
+    let token = reserved.reservation.unwrap().token;
+    let settle = |limiter: &ServerLimiter| {
+        let limits_of = |_: &[u8]| Some(Arc::clone(limits));
+        let settled = limiter.settle_counters(&token, limits_of, 1).now_or_never();
+        settled.unwrap().unwrap()
+    };
+    assert!(matches!(settle(&old), CounterSettlement::Settled(_)));
+    hand_over(&old, &new).unwrap();
+    assert_eq!(settle(&new), CounterSettlement::SettledBefore);
+}
+
 #[test]
 fn a_small_difference_of_the_clocks_is_not_corrected() {
     let arrival = START.after(Span::from_millis(900));

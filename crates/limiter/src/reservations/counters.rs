@@ -196,12 +196,12 @@ impl ServerLimiter {
         limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
         cost: u64,
     ) -> Result<CounterSettlement, ReservationError> {
-        let (now, max) = (self.now(), self.reservations.settings.max);
+        let now = self.now();
         let mut table = self.reservations.table();
         if table.is_moved {
             return Err(ReservationError::Moved);
         }
-        if let Some(keys) = table.settled_counters(&id) {
+        if let Some(keys) = table.settled.counters(&id) {
             return Ok(if keys.iter().all(|key| limits_of(key).is_some()) {
                 self.settled_before()
             } else {
@@ -220,7 +220,9 @@ impl ServerLimiter {
         };
         let is_expired = outstanding.expires <= now;
         if !is_expired {
-            table.record_settled(id, &outstanding, max, now);
+            let charges = outstanding.charges.list().iter();
+            let counters = charges.map(|charge| charge.key.clone()).collect();
+            table.settled.record(id, outstanding.expires, counters, now);
         }
         drop(table);
         if is_expired {

@@ -36,6 +36,7 @@ mod local;
 mod moved;
 mod random_id;
 mod rejections;
+mod settled;
 mod stored_limits;
 mod table;
 mod token;

@@ -38,6 +38,18 @@ impl ServerLimiter {
         self.encode_reservations(&self.outstanding_ids())
     }
 
+    /// Returns the settled reservations of counters, for another process.
+    pub(crate) fn settled_to_move(&self) -> Vec<Vec<u8>> {
+        self.reservations.table().settled.encode()
+    }
+
+    /// Takes a settled reservation of another process. Returns false if the encoding of the
+    /// reservation is not valid.
+    pub(crate) fn take_settled(&self, moved: &[u8]) -> bool {
+        let now = self.now();
+        self.reservations.table().settled.take(moved, now)
+    }
+
     /// Encodes the reservations in `ids` that are still outstanding.
     fn encode_reservations(&self, ids: &BTreeSet<ReservationId>) -> Vec<Vec<u8>> {
         let now = self.now();

@@ -1,7 +1,7 @@
 //! The outstanding reservations that this server has made or renewed.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     ops::Bound,
     sync::{
         Arc,
@@ -14,7 +14,7 @@ use tidegate::rate_limiter::OwnedCharges;
 use tidegate_core::{Span, Timestamp};
 use tidegate_redis::RedisReceipt;
 
-use super::{expiry_queue_changes::ExpiryQueueChanges, token::ReservationId};
+use super::{expiry_queue_changes::ExpiryQueueChanges, settled::SettledIds, token::ReservationId};
 use crate::LimiterReceipt;
 
 /// An outstanding reservation.
@@ -131,7 +131,7 @@ pub(super) struct OutstandingTable {
     // Tokens are signed, so clients cannot choose the IDs, and the map can use a fast hash function.
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
-    settled: SettledIds,
+    pub(super) settled: SettledIds,
     /// The changes that have not been written to the expiry queue yet, and the reservations that
     /// the queue may contain.
     pub(super) expiry_queue: ExpiryQueueChanges,
@@ -140,24 +140,13 @@ pub(super) struct OutstandingTable {
     pub(super) is_moved: bool,
 }
 
-/// The most recently settled reservations of counters, in the order in which they were settled.
-/// Each ID has its counters, and the instant at which the reservation would have expired.
-#[derive(Debug, Default)]
-struct SettledIds {
-    by_settlement: VecDeque<(Timestamp, ReservationId)>,
-    counters: HashMap<ReservationId, CounterKeys>,
-}
-
-/// The keys of the counters of a reservation.
-pub(super) type CounterKeys = Box<[Box<[u8]>]>;
-
 impl OutstandingTable {
     /// Creates the table of a server with at most `max` outstanding reservations.
     pub(super) fn new(max: usize) -> Self {
         Self {
             by_id: HashMap::new(),
             by_due_time: BTreeSet::new(),
-            settled: SettledIds::default(),
+            settled: SettledIds::new(max),
             expiry_queue: ExpiryQueueChanges::new(max),
             is_moved: false,
         }
@@ -212,36 +201,6 @@ impl OutstandingTable {
 
     pub(super) fn get(&self, id: &ReservationId) -> Option<&OutstandingReservation> {
         self.by_id.get(id)
-    }
-
-    /// Stores that `outstanding` was settled at `now`. At most `max` settled reservations are
-    /// stored.
-    pub(super) fn record_settled(
-        &mut self,
-        id: ReservationId,
-        outstanding: &OutstandingReservation,
-        max: usize,
-        now: Timestamp,
-    ) {
-        let SettledIds {
-            by_settlement,
-            counters,
-        } = &mut self.settled;
-        while let Some((end, oldest)) = by_settlement.front() {
-            if *end > now && by_settlement.len() < max {
-                break;
-            }
-            counters.remove(oldest);
-            by_settlement.pop_front();
-        }
-        by_settlement.push_back((outstanding.expires, id));
-        let charges = outstanding.charges.list().iter();
-        counters.insert(id, charges.map(|charge| charge.key.clone()).collect());
-    }
-
-    /// Returns the counters of a settled reservation, if it is still stored.
-    pub(super) fn settled_counters(&self, id: &ReservationId) -> Option<&CounterKeys> {
-        self.settled.counters.get(id)
     }
 
     /// Removes a reservation that is due to be ended at `now`, if there is one.
