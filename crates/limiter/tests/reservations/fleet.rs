@@ -27,6 +27,8 @@ use crate::twin::{Kind, WRITE_INTERVAL};
 
 /// The users. A rule has one key for each user.
 pub(crate) const USERS: [&str; 2] = ["u", "v"];
+/// The device of each user. Every second rule has one key for each device.
+pub(crate) const DEVICES: [&str; 2] = ["device-u", "device-v"];
 /// The counters, which belong to no rule.
 const COUNTERS: [(&[u8], Kind); 2] = [(b"counter-1", Kind::Budget), (b"counter-2", Kind::Log)];
 
@@ -233,9 +235,11 @@ impl<'r> Fleet<'r> {
             return (COUNTERS[counter].0.to_vec(), Arc::clone(limits));
         }
         let rules = self.nodes[server].limiter.rules();
-        let rule = rules.rule(&format!("r{}", key / USERS.len())).unwrap();
-        let user = USERS[key % USERS.len()];
-        (rule.encode_key(&[user]).unwrap(), Arc::clone(rule.limits()))
+        let (number, user) = (key / USERS.len(), key % USERS.len());
+        let rule = rules.rule(&format!("r{number}")).unwrap();
+        let (_, value) = entries_of(user)[number % 2];
+        let key = rule.encode_key(&[value]).unwrap();
+        (key, Arc::clone(rule.limits()))
     }
 
     /// Returns the indices of the keys that a request of `user` charges.
@@ -273,7 +277,7 @@ impl<'r> Fleet<'r> {
     /// Sends a request without a reservation. Returns whether it is admitted.
     pub(crate) fn check(&self, server: usize, user: usize, cost: u64, effect: Effect) -> bool {
         let limiter = &self.nodes[server].limiter;
-        let entries = [("user", USERS[user])];
+        let entries = entries_of(user);
         let request = Request::new(&entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let check = limiter.check(&rules, &mut scratch, &request, effect);
@@ -288,7 +292,7 @@ impl<'r> Fleet<'r> {
         ttl: u64,
     ) -> Option<Reservation> {
         let limiter = &self.nodes[server].limiter;
-        let entries = [("user", USERS[user])];
+        let entries = entries_of(user);
         let request = Request::new(&entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let finish = |_: &_, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
@@ -366,6 +370,11 @@ impl<'r> Fleet<'r> {
     }
 }
 
+/// Returns the entries of a request of `user`.
+fn entries_of(user: usize) -> [(&'static str, &'static str); 2] {
+    [("user", USERS[user]), ("device", DEVICES[user])]
+}
+
 fn rules(kinds: &[Kind]) -> String {
     let rule = |(number, kind): (usize, &Kind)| {
         let cost = if *kind == Kind::Slots {
@@ -374,7 +383,8 @@ fn rules(kinds: &[Kind]) -> String {
             ""
         };
         let limit = kind.limit();
-        format!("  - {{name: r{number}, key: user, {cost}limits: [{limit}]}}\n")
+        let (key, _) = entries_of(0)[number % 2];
+        format!("  - {{name: r{number}, key: {key}, {cost}limits: [{limit}]}}\n")
     };
     let rules: String = kinds.iter().enumerate().map(rule).collect();
     format!("rules:\n{rules}")

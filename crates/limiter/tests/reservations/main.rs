@@ -15,7 +15,7 @@ mod steps;
 mod support;
 mod twin;
 
-use fleet::Backend;
+use fleet::{Backend, DEVICES, USERS};
 use support::RedisServer;
 
 use crate::steps::compare;
@@ -43,6 +43,10 @@ fn reservations_in_valkey_equal_the_twin() {
 #[test]
 fn reservations_in_a_cluster_equal_the_twin() {
     let (redis, runtime) = (RedisServer::slotted("redis-server"), fleet::runtime());
+    let slot = |value: &str| redis.ask(&["CLUSTER", "KEYSLOT", value]);
+    for (user, device) in USERS.into_iter().zip(DEVICES) {
+        assert_ne!(slot(user), slot(device));
+    }
     let backend = Backend::connect(&runtime, &redis.url(), true);
     compare(&runtime, &backend, 50);
 }
