@@ -19,10 +19,11 @@
 //! has ended. A reservation therefore ends only once, whichever server ends it.
 //!
 //! **Expiry.** The server that made a reservation, or that has renewed it last, refunds it when it
-//! expires, unless `on_expiry` is `charge`. If the server has stopped before that, another server finds the reservation in the
-//! expiry queue in Redis (`expiry_queue.rs`), and refunds it. With the memory store, the snapshot
-//! contains the outstanding reservations. If a server is late by more than `MAX_LATENESS`, it does
-//! not refund, because Redis no longer stores whether the reservation was settled.
+//! expires, unless `on_expiry` is `charge`. If the server has stopped before that, another server
+//! finds the reservation in the expiry queue in Redis (`expiry_queue.rs`), and refunds it. With the
+//! memory store, the snapshot contains the outstanding reservations. If a server is late by more
+//! than `MAX_LATENESS`, it does not refund, because Redis no longer stores whether the reservation
+//! was settled.
 
 mod counters;
 mod error;
