@@ -21,12 +21,15 @@ local function read_guard(key, expires)
 end
 
 -- Writes the guard. The guard's time to live is never reduced, because a newer token of the
--- reservation may expire later than this token.
+-- reservation may expire later than this token. Returns the time to live in milliseconds.
 local function write_guard(key, value, keep_ms)
-  redis.call('SET', key, value, 'PX', math.max(keep_ms, redis.call('PTTL', key)))
+  local ttl = math.max(keep_ms, redis.call('PTTL', key))
+  redis.call('SET', key, value, 'PX', ttl)
+  return ttl
 end
 
--- Returns the result and a number: for ENDED_BEFORE, the number from `read_guard`; otherwise, the
+-- Returns the result, a number, and the guard's time to live in milliseconds, 0 if the reservation
+-- has not ended. For ENDED_BEFORE, the number is the number from `read_guard`; otherwise, it is the
 -- instant at which the reservation expires. `attempt` consists of 1 byte, whether the reservation
 -- ends because it has expired; the final cost; the caller's instant; the instant at which the
 -- reservation expires unless it was renewed; and how long to keep the guard, in milliseconds.
@@ -34,13 +37,12 @@ local function end_reservation(key, attempt)
   local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
   local ended, number = read_guard(key, tostring(expires))
   if ended then
-    return ended, number
+    return ended, number, math.max(redis.call('PTTL', key), 0)
   elseif is_expiry == 1 and number > instant then
-    return OUTSTANDING, number
+    return OUTSTANDING, number, 0
   elseif is_expiry == 0 and number <= instant then
-    return EXPIRED, number
+    return EXPIRED, number, 0
   end
   local final_cost = is_expiry == 1 and '' or string.format('%.0f', cost + 1)
-  write_guard(key, HAS_ENDED .. final_cost, keep_ms)
-  return ENDED, number
+  return ENDED, number, write_guard(key, HAS_ENDED .. final_cost, keep_ms)
 end

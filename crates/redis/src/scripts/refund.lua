@@ -9,6 +9,8 @@
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
+-- Returns the three results of `end_reservation` (guard.lua).
+--
 -- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
 -- state, …}. The mark identifies the charge in the state.
 --
@@ -18,13 +20,14 @@
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
-local now, count = tonumber(ARGV[1]), #KEYS
+local now, count, guard_ttl = tonumber(ARGV[1]), #KEYS, 0
 -- (guard.lua)
 if ARGV[2] ~= '' then
-  local status, till = end_reservation(KEYS[count], ARGV[2])
+  local status, number, ttl = end_reservation(KEYS[count], ARGV[2])
   if status ~= ENDED then
-    return {status, till}
+    return {status, number, ttl}
   end
+  guard_ttl = ttl
   count = count - 1
 end
 if not now then
@@ -289,4 +292,4 @@ for i = 1, count do
     end
   end
 end
-return {ENDED, 0}
+return {ENDED, 0, guard_ttl}

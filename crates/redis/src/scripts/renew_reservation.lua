@@ -6,7 +6,7 @@
 -- ARGV[3]  the new instant
 -- ARGV[4]  how long to keep the guard, in milliseconds
 --
--- Returns a result and a number, as `end_reservation` does (guard.lua).
+-- Returns the first two results of `end_reservation` (guard.lua).
 -- (guard.lua)
 local ended, number = read_guard(KEYS[1], ARGV[2])
 if ended then

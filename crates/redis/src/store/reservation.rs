@@ -1,11 +1,15 @@
-//! Reservations of charges. Any server can end a reservation, but only once. A guard in the cluster
+//! Reservations of charges. Any server can end a reservation, but only once. A guard in the hash
 //! slot of the charges records that a reservation was renewed or has ended (`guard.lua`).
 //!
-//! If the charges are in several slots, each slot has its own guard. The guard in the first slot (by
-//! number) decides: only this guard is renewed, and the reservation ends there first. Then the
-//! other slots end in the same way, even after the reservation has expired. So if a node does not
-//! answer, the reservation has ended in no slot, or any later call completes it in the way in which
-//! it began.
+//! If the charges are in several hash slots, each hash slot has its own guard. The guard in the hash
+//! slot with the lowest number decides: only this guard is renewed, and the reservation ends there
+//! first. Then the other hash slots end in the same way, even after the reservation has expired. So
+//! if a node does not answer, the reservation has ended in no hash slot, or any later call completes
+//! it in the way in which it began.
+//!
+//! Calls may run concurrently, so different calls may end different hash slots. The hash slot with
+//! the highest number ends last. Only the call that ends the reservation there returns
+//! [`ReservationStatus::Ended`].
 
 use std::collections::BTreeMap;
 
@@ -39,7 +43,7 @@ pub struct RedisReservation<'r> {
     /// The receipt of `charges`.
     pub receipt: &'r RedisReceipt,
     /// The keys of charges whose rules have since been removed. Nothing is refunded to these keys,
-    /// but they determine the slots of the guards.
+    /// but they determine the hash slots of the guards.
     pub former_keys: &'r [Box<[u8]>],
 }
 
@@ -66,11 +70,19 @@ pub enum ReservationStatus {
     Outstanding(Timestamp),
 }
 
-/// The charges of a reservation in one cluster slot.
+/// The charges of a reservation in one hash slot.
 #[derive(Debug, Default)]
 struct ReservedSlot {
     /// The indices of the charges.
     indices: Vec<usize>,
+}
+
+/// The status of a reservation in one hash slot after an attempt to end it.
+#[derive(Clone, Copy, Debug)]
+struct SlotStatus {
+    status: ReservationStatus,
+    /// How long Redis still keeps the guard, in milliseconds; 0 if the reservation has not ended.
+    guard_ttl_ms: u64,
 }
 
 impl RedisStore {
@@ -79,8 +91,11 @@ impl RedisStore {
     /// does not apply to it. A call whose result is unknown may be repeated: the repeated call
     /// completes the remaining work.
     ///
-    /// If an earlier call has ended the reservation in some slots only, the call completes it in the
-    /// way in which the earlier call began, even if this is not `end`.
+    /// If an earlier call has ended the reservation in some hash slots only, the call completes it
+    /// in the way in which the earlier call began, even if this is not `end`.
+    ///
+    /// At most one call returns [`ReservationStatus::Ended`]. No call does so if the completing call
+    /// has another `end` than the call that began.
     ///
     /// # Errors
     ///
@@ -98,24 +113,28 @@ impl RedisStore {
         };
         let attempt = attempt(&reservation, end, now);
         let call = self.end_call(&reservation, first, &settlements(end), &attempt);
-        let status = self.end_in_slot(&call).await?;
-        let actual_end = match status {
+        let in_first = self.end_in_slot(&call).await?;
+        let actual_end = match in_first.status {
             ReservationStatus::Ended => end,
             ReservationStatus::EndedBefore(before) => before,
-            ReservationStatus::Expired | ReservationStatus::Outstanding(_) => return Ok(status),
+            ReservationStatus::Expired | ReservationStatus::Outstanding(_) => {
+                return Ok(in_first.status);
+            }
         };
-        if slots.len() == 0 {
-            return Ok(status);
-        }
+        let Some(last) = slots.next_back() else {
+            return Ok(in_first.status);
+        };
         let settlements = settlements(actual_end);
-        let attempt = completion(&reservation, actual_end, now);
+        let attempt = completion(&reservation, actual_end, now, in_first.guard_ttl_ms);
         let call = |slot| self.end_call(&reservation, slot, &settlements, &attempt);
         let calls: Vec<Call> = slots.map(call).collect();
-        let statuses = join_all(calls.iter().map(|call| self.end_in_slot(call))).await;
-        let mut has_ended = status == ReservationStatus::Ended;
-        for status in statuses {
-            has_ended |= status? == ReservationStatus::Ended;
+        let completed = calls
+            .iter()
+            .map(|call| self.complete_in_slot(call, actual_end));
+        for is_ended in join_all(completed).await {
+            is_ended?;
         }
+        let has_ended = self.complete_in_slot(&call(last), actual_end).await?;
         Ok(if has_ended && actual_end == end {
             ReservationStatus::Ended
         } else {
@@ -123,7 +142,30 @@ impl RedisStore {
         })
     }
 
-    /// Builds the call that ends `reservation` in one slot.
+    /// Runs a call that ends a reservation in a further hash slot, after it has ended in the first
+    /// one. Returns whether this call has ended it there.
+    async fn complete_in_slot(&self, call: &Call, end: ReservationEnd) -> Result<bool, StoreError> {
+        match self.end_in_slot(call).await?.status {
+            ReservationStatus::Ended => Ok(true),
+            ReservationStatus::EndedBefore(before) if before == end => Ok(false),
+            // A repeated call would get the same reply until the guard expires.
+            ReservationStatus::EndedBefore(before) => {
+                tracing::warn!(
+                    "a reservation has ended differently in two hash slots: {end:?} and \
+                     {before:?}; Redis has probably lost a key in a failover or by eviction"
+                );
+                Ok(false)
+            }
+            status @ (ReservationStatus::Expired | ReservationStatus::Outstanding(_)) => {
+                Err(StoreError::Unknown(format!(
+                    "a reservation has ended in one hash slot ({end:?}), but not in another \
+                     ({status:?})"
+                )))
+            }
+        }
+    }
+
+    /// Builds the call that ends `reservation` in one hash slot.
     fn end_call(
         &self,
         reservation: &RedisReservation<'_>,
@@ -148,23 +190,23 @@ impl RedisStore {
         call
     }
 
-    /// Runs a call that ends a reservation in one slot. If the slot is migrating, the guard may be
-    /// on another node than the keys, so a separate call updates the guard.
-    async fn end_in_slot(&self, call: &Call) -> Result<ReservationStatus, StoreError> {
+    /// Runs a call that ends a reservation in one hash slot. If the hash slot is migrating, the
+    /// guard may be on another node than the keys, so a separate call updates the guard.
+    async fn end_in_slot(&self, call: &Call) -> Result<SlotStatus, StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) => {}
-            reply => return status_of(&reply.map_err(|error| error.into_store_error(call))?),
+            reply => return slot_status(&reply.map_err(|error| error.into_store_error(call))?),
         }
         let (mut guard, mut refund) = (call.clone(), call.clone());
         guard.keys = call.keys.last().cloned().into_iter().collect();
         guard.args.truncate(2);
         refund.keys.pop();
         refund.args[1].clear();
-        let status = status_of(&self.run(&guard).await?)?;
-        if status == ReservationStatus::Ended && !refund.keys.is_empty() {
+        let in_slot = slot_status(&self.run(&guard).await?)?;
+        if in_slot.status == ReservationStatus::Ended && !refund.keys.is_empty() {
             self.run_refund(&refund).await?;
         }
-        Ok(status)
+        Ok(in_slot)
     }
 
     /// Renews `reservation`, so that it expires at `until`. The caller must [renew](Self::renew)
@@ -183,7 +225,10 @@ impl RedisStore {
             return Ok(ReservationStatus::Outstanding(until));
         };
         let instants = [now, reservation.expires, until].map(Timestamp::as_micros);
-        let numbers = instants.into_iter().chain([kept_ms(until, now)]);
+        // A renewal can shorten the reservation, but the first token still expires later, and the
+        // server that made the reservation still ends it at that instant.
+        let kept = kept_ms(until.max(reservation.expires), now);
+        let numbers = instants.into_iter().chain([kept]);
         let call = Call {
             script: &scripts::RENEW_RESERVATION,
             keys: vec![guard],
@@ -220,8 +265,8 @@ impl RedisStore {
         Ok(Some(status).filter(|status| *status != no_guard))
     }
 
-    /// Groups the charges of `reservation` by slot. If Redis is not a cluster, there is a single
-    /// group without a slot number.
+    /// Groups the charges of `reservation` by hash slot. If Redis is not a cluster, there is a
+    /// single group without a number.
     fn reserved_slots(
         &self,
         reservation: &RedisReservation<'_>,
@@ -239,7 +284,7 @@ impl RedisStore {
         slots
     }
 
-    /// Returns the guard in the first slot, which decides.
+    /// Returns the guard in the hash slot with the lowest number, which decides.
     fn first_guard(&self, reservation: &RedisReservation<'_>) -> Option<Vec<u8>> {
         let (number, _) = self.reserved_slots(reservation).pop_first()?;
         Some(self.guard(number, reservation))
@@ -252,7 +297,22 @@ impl RedisStore {
 
 fn status_of(reply: &Reply) -> Result<ReservationStatus, StoreError> {
     let numbers = decode::integers(reply).ok_or_else(StoreError::unexpected_reply)?;
-    Ok(match numbers[..] {
+    status_of_numbers(&numbers)
+}
+
+fn slot_status(reply: &Reply) -> Result<SlotStatus, StoreError> {
+    let numbers = decode::integers(reply).ok_or_else(StoreError::unexpected_reply)?;
+    let [status @ .., guard_ttl_ms] = &numbers[..] else {
+        return Err(StoreError::unexpected_reply());
+    };
+    Ok(SlotStatus {
+        status: status_of_numbers(status)?,
+        guard_ttl_ms: *guard_ttl_ms,
+    })
+}
+
+fn status_of_numbers(numbers: &[u64]) -> Result<ReservationStatus, StoreError> {
+    Ok(match *numbers {
         [0, 0] => ReservationStatus::EndedBefore(ReservationEnd::Expired),
         [0, cost] => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
         [1, _] => ReservationStatus::Ended,
@@ -264,34 +324,41 @@ fn status_of(reply: &Reply) -> Result<ReservationStatus, StoreError> {
 
 /// Encodes an attempt to end a reservation, for `guard.lua`.
 fn attempt(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timestamp) -> Vec<u8> {
-    encode_attempt(reservation, end, now, now)
+    let kept = kept_ms(reservation.expires.max(now), now);
+    encode_attempt(reservation, end, now, kept)
 }
 
-/// Encodes an attempt to end a reservation in a further slot, after it has ended in the first slot.
-/// The attempt succeeds whether or not the reservation has expired.
-fn completion(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timestamp) -> Vec<u8> {
+/// Encodes an attempt to end a reservation in a further hash slot, after it has ended in the first
+/// one. The attempt succeeds whether or not the reservation has expired. The guard is kept at least
+/// as long as the guard in the first hash slot (`guard_ttl_ms`), because only that guard was renewed.
+fn completion(
+    reservation: &RedisReservation<'_>,
+    end: ReservationEnd,
+    now: Timestamp,
+    guard_ttl_ms: u64,
+) -> Vec<u8> {
     let instant = match end {
         ReservationEnd::Settled(_) => Timestamp::from_micros(0),
         ReservationEnd::Expired => reservation.expires,
     };
-    encode_attempt(reservation, end, now, instant)
+    let kept = kept_ms(reservation.expires.max(now), now);
+    encode_attempt(reservation, end, instant, kept.max(guard_ttl_ms))
 }
 
-/// Encodes an attempt. `instant` determines whether the reservation has expired, and `now`
-/// determines how long the guard is kept.
+/// Encodes an attempt. `instant` determines whether the reservation has expired. The guard is kept
+/// for `kept_ms` milliseconds.
 fn encode_attempt(
     reservation: &RedisReservation<'_>,
     end: ReservationEnd,
-    now: Timestamp,
     instant: Timestamp,
+    kept_ms: u64,
 ) -> Vec<u8> {
     let (is_expiry, cost) = match end {
         ReservationEnd::Settled(cost) => (0, cost.min(MAX_COUNT)),
         ReservationEnd::Expired => (1, 0),
     };
-    let until = reservation.expires.max(now);
     let [instant, expires] = [instant, reservation.expires].map(Timestamp::as_micros);
-    let numbers = [cost, instant, expires, kept_ms(until, now)];
+    let numbers = [cost, instant, expires, kept_ms];
     let mut attempt = Vec::with_capacity(1 + 7 * numbers.len());
     attempt.push(is_expiry);
     for number in numbers {

@@ -1,8 +1,9 @@
-//! Tests the end of a reservation in several slots of a cluster while the node of one slot refuses
-//! all calls.
+//! Tests the end of a reservation in several hash slots of a cluster: while the node of one hash
+//! slot refuses all calls, during other calls, and after renewals.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use tidegate_core::{
     Charge, Cost, Decision, Effect, Limit, Limits, Rate, Settlement, Span, Timestamp,
 };
@@ -22,17 +23,17 @@ use crate::{
 const RESERVED: u64 = 6;
 const TTL: Span = Span::from_secs(30);
 
-/// A cluster, and one key on each of two nodes.
+/// A cluster, and limits for keys on several nodes.
 struct Fixture {
     cluster: RedisCluster,
     store: RedisStore,
     limits: Limits,
 }
 
-/// A reservation of both keys. The first key is in the slot with the lower number.
+/// A reservation of keys on different nodes, in the order of their hash slots.
 struct Reserved {
     id: [u8; 16],
-    keys: [String; 2],
+    keys: Vec<String>,
     receipt: RedisReceipt,
 }
 
@@ -62,14 +63,15 @@ impl Fixture {
         }
     }
 
-    /// Returns two new keys on different nodes, in the order of their slots.
-    fn keys(&self, name: &str) -> [String; 2] {
+    /// Returns new keys on this number of nodes, in the order of their hash slots.
+    fn keys(&self, name: &str, nodes: usize) -> Vec<String> {
         let stored = |key: &str| format!("tg:{key}");
-        let first = format!("{name} 0");
-        let owner = self.cluster.owner(&stored(&first));
-        let mut others = (1..).map(|number| format!("{name} {number}"));
-        let second = others.find(|key| self.cluster.owner(&stored(key)) != owner);
-        let mut keys = [first, second.unwrap()];
+        let key_of = |node: usize| {
+            let mut keys = (0..).map(|number| format!("{name} {number}"));
+            let key = keys.find(|key| self.cluster.owner(&stored(key)) == node);
+            key.unwrap()
+        };
+        let mut keys: Vec<String> = (0..nodes).map(key_of).collect();
         keys.sort_by_key(|key| {
             let slot = self.node(0).ask(&["CLUSTER", "KEYSLOT", &stored(key)]);
             slot.trim_start_matches(':').parse::<u32>().unwrap()
@@ -85,13 +87,19 @@ impl Fixture {
         self.node(self.cluster.owner(&format!("tg:{key}")))
     }
 
-    fn charges<'c>(&'c self, keys: &'c [String; 2]) -> [Charge<'c>; 2] {
+    fn charges<'c>(&'c self, keys: &'c [String]) -> Vec<Charge<'c>> {
         let cost = Cost::new(RESERVED).unwrap();
-        [0, 1].map(|key: usize| Charge::new(keys[key].as_bytes(), &self.limits, cost).unwrap())
+        let charge = |key: &'c String| Charge::new(key.as_bytes(), &self.limits, cost).unwrap();
+        keys.iter().map(charge).collect()
     }
 
     async fn reserve(&self, number: u8) -> Reserved {
-        let keys = self.keys(&format!("reservation {number}"));
+        self.reserve_on(number, 2).await
+    }
+
+    /// Reserves units of keys on this number of nodes.
+    async fn reserve_on(&self, number: u8, nodes: usize) -> Reserved {
+        let keys = self.keys(&format!("reservation {number}"), nodes);
         let charges = self.charges(&keys);
         let reserved = self.store.reserve(&charges, &mut Vec::new()).await.unwrap();
         assert_eq!(reserved.0, Decision::Admitted);
@@ -102,16 +110,29 @@ impl Fixture {
         }
     }
 
+    /// Ends a reservation with the token of its first expiry.
     async fn end(
         &self,
         reserved: &Reserved,
         end: ReservationEnd,
         seconds: u64,
     ) -> Result<ReservationStatus, StoreError> {
+        self.end_until(reserved, at(0).after(TTL), end, seconds)
+            .await
+    }
+
+    /// Ends a reservation with a token that expires at `expires`.
+    async fn end_until(
+        &self,
+        reserved: &Reserved,
+        expires: Timestamp,
+        end: ReservationEnd,
+        seconds: u64,
+    ) -> Result<ReservationStatus, StoreError> {
         let charges = self.charges(&reserved.keys);
         let reservation = RedisReservation {
             id: reserved.id,
-            expires: at(0).after(TTL),
+            expires,
             charges: &charges,
             receipt: &reserved.receipt,
             former_keys: &[],
@@ -121,7 +142,7 @@ impl Fixture {
                 ReservationEnd::Settled(cost) => RESERVED - cost,
                 ReservationEnd::Expired => RESERVED,
             };
-            vec![Settlement { unused }; 2]
+            vec![Settlement { unused }; reserved.keys.len()]
         };
         let now = at(seconds);
         self.store
@@ -146,12 +167,49 @@ impl Fixture {
     }
 
     /// Returns the number of units that are counted for each key.
-    async fn counted(&self, reserved: &Reserved) -> [u64; 2] {
+    async fn counted(&self, reserved: &Reserved) -> Vec<u64> {
         let mut outcomes = Vec::new();
         let charges = self.charges(&reserved.keys);
         let look = self.store.check(&charges, Effect::Look, &mut outcomes);
         look.await.unwrap();
-        [0, 1].map(|key: usize| 10 - outcomes[key].remaining)
+        outcomes
+            .iter()
+            .map(|outcome| 10 - outcome.remaining)
+            .collect()
+    }
+
+    /// Renews a reservation with the token of its first expiry.
+    async fn renew(&self, reserved: &Reserved, until: Timestamp, now: Timestamp) {
+        let charges = self.charges(&reserved.keys);
+        let reservation = RedisReservation {
+            id: reserved.id,
+            expires: at(0).after(TTL),
+            charges: &charges,
+            receipt: &reserved.receipt,
+            former_keys: &[],
+        };
+        let renewed = self.store.renew_reservation(reservation, until, now).await;
+        assert_eq!(renewed, Ok(ReservationStatus::Outstanding(until)));
+    }
+
+    /// Runs a Redis command on the guard in the hash slot of one of the keys.
+    fn ask_guard(&self, reserved: &Reserved, key: usize, command: &str) -> i64 {
+        let script = "local guard = redis.call('KEYS', '*#ends*' .. ARGV[1])[1]
+            return guard and redis.call(ARGV[2], guard) or -2";
+        let id = format!("{:02x}", reserved.id[0]).repeat(16);
+        let node = self.owner(&reserved.keys[key]);
+        let reply = node.ask(&["EVAL", script, "0", &id, command]);
+        reply.trim_start_matches(':').parse().unwrap()
+    }
+
+    /// Asserts that the guards in all hash slots are kept for almost a minute longer than until
+    /// `expires`.
+    fn assert_guards_kept(&self, reserved: &Reserved, expires: Timestamp) {
+        for key in 0..reserved.keys.len() {
+            let kept = self.ask_guard(reserved, key, "PTTL");
+            let wanted = expires.since(at(0)).as_millis_ceil() + 40_000;
+            assert!(kept >= i64::try_from(wanted).unwrap(), "{key}: {kept} ms");
+        }
     }
 }
 
@@ -189,7 +247,7 @@ async fn a_partial_settlement_is_completed() {
     assert_eq!(ended, Ok(EndedBefore(Settled(2))));
     assert_eq!(fixture.counted(&abandoned).await, [2, 2]);
 
-    // The first slot decides. Without its node, nothing changes.
+    // The first hash slot decides. Without its node, nothing changes.
     let unchanged = fixture.reserve(4).await;
     fixture.end_without(&unchanged, 0, Settled(2), 1).await;
     assert_eq!(fixture.counted(&unchanged).await, [RESERVED; 2]);
@@ -205,10 +263,10 @@ async fn a_partial_settlement_is_completed() {
     assert_eq!(fixture.counted(&expired).await, [0, 0]);
 }
 
-/// The reservation was renewed. A further slot does not know the renewal, and ends with the first
-/// slot.
+/// The reservation was renewed. A further hash slot does not know the renewal, and ends with the
+/// first one.
 #[tokio::test]
-async fn the_first_slot_decides_about_a_renewed_reservation() {
+async fn the_first_hash_slot_decides_about_a_renewed_reservation() {
     let fixture = Fixture::start().await;
     let reserved = fixture.reserve(1).await;
     let charges = fixture.charges(&reserved.keys);
@@ -232,4 +290,93 @@ async fn the_first_slot_decides_about_a_renewed_reservation() {
     let ended = fixture.end(&reserved, ReservationEnd::Settled(1), 50).await;
     assert_eq!(ended, Ok(ReservationStatus::Ended));
     assert_eq!(fixture.counted(&reserved).await, [1, 1]);
+}
+
+/// A renewal shortens the reservation, but its first token still expires later.
+#[tokio::test]
+async fn a_shortened_reservation_ends_once() {
+    let fixture = Fixture::start().await;
+    let reserved = fixture.reserve(1).await;
+    fixture.renew(&reserved, at(1), at(0)).await;
+    let end = ReservationEnd::Settled(RESERVED);
+    let ended = fixture.end_until(&reserved, at(1), end, 0).await;
+    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    fixture.assert_guards_kept(&reserved, at(0).after(TTL));
+}
+
+/// A former token of a renewed reservation settles it. The guards in all hash slots are kept until
+/// the renewed reservation has expired.
+#[tokio::test]
+async fn all_guards_are_kept_as_long_as_the_first_guard() {
+    let fixture = Fixture::start().await;
+    let reserved = fixture.reserve(1).await;
+    fixture.renew(&reserved, at(600), at(0)).await;
+    let end = ReservationEnd::Settled(2);
+    let ended = fixture.end(&reserved, end, 1).await;
+    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    fixture.assert_guards_kept(&reserved, at(600));
+
+    // The first call fails, and a repeated call completes it.
+    let repeated = fixture.reserve(2).await;
+    fixture.renew(&repeated, at(600), at(0)).await;
+    fixture.end_without(&repeated, 1, end, 1).await;
+    let ended = fixture.end(&repeated, end, 2).await;
+    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    fixture.assert_guards_kept(&repeated, at(600));
+}
+
+/// The first call ends the reservation in the first hash slot. The second call ends it in the last
+/// one, before the first call continues.
+#[tokio::test]
+async fn one_of_two_concurrent_calls_ends_a_reservation() {
+    let fixture = Fixture::start().await;
+    let end = ReservationEnd::Settled(2);
+    // The nodes load the script during an earlier settlement, so that one poll sends the whole call.
+    let earlier = fixture.reserve(1).await;
+    let ended = fixture.end(&earlier, end, 1).await;
+    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    let reserved = fixture.reserve(2).await;
+    let mut first = pin!(fixture.end(&reserved, end, 1));
+    assert_eq!(first.as_mut().now_or_never(), None);
+    let has_ended_in_first = async {
+        while fixture.ask_guard(&reserved, 0, "EXISTS") != 1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), has_ended_in_first)
+        .await
+        .unwrap();
+    let second = fixture.end(&reserved, end, 1).await;
+    assert_eq!(second, Ok(ReservationStatus::Ended));
+    assert_eq!(first.await, Ok(ReservationStatus::EndedBefore(end)));
+    assert_eq!(fixture.counted(&reserved).await, [2, 2]);
+}
+
+/// The call that completes the reservation returns `Ended`, because the last hash slot ends after
+/// all others.
+#[tokio::test]
+async fn the_last_hash_slot_ends_after_all_others() {
+    let fixture = Fixture::start().await;
+    let reserved = fixture.reserve_on(1, 3).await;
+    let end = ReservationEnd::Settled(2);
+    fixture.end_without(&reserved, 1, end, 1).await;
+    assert_eq!(fixture.counted(&reserved).await, [2, RESERVED, RESERVED]);
+    let ended = fixture.end(&reserved, end, 2).await;
+    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(fixture.counted(&reserved).await, [2; 3]);
+}
+
+/// Redis has lost the first guard, so the reservation ends again in the first hash slot, but not in
+/// the other one.
+#[tokio::test]
+async fn different_ends_in_two_hash_slots_are_not_counted_as_an_end() {
+    let fixture = Fixture::start().await;
+    let reserved = fixture.reserve(1).await;
+    let ended = fixture.end(&reserved, ReservationEnd::Settled(2), 1).await;
+    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(fixture.ask_guard(&reserved, 0, "DEL"), 1);
+    let ended = fixture.end(&reserved, ReservationEnd::Expired, 30).await;
+    let before = ReservationStatus::EndedBefore(ReservationEnd::Expired);
+    assert_eq!(ended, Ok(before));
+    assert_eq!(fixture.counted(&reserved).await[1], 2);
 }
