@@ -5,6 +5,8 @@
 //! stores. While Redis is slow or unreachable, only this node's share is charged. A charge that was
 //! made only in the share is settled only in the share, even if Redis is reachable again.
 
+use std::cell::RefCell;
+
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
     Settlement, StoreRequest, Timestamp,
@@ -232,10 +234,19 @@ impl FallbackStore {
         end: ReservationEnd,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let _invalidation = self.invalidate_refunded(reservation.charges, &settlements(end));
+        // The call may complete another end than `end`. So the guards are created for the
+        // settlements that the store applies. The store drops the closure, and thus the guards,
+        // when the call ends or is canceled.
+        let invalidations = RefCell::new(Vec::new());
+        let invalidating = move |end| {
+            let applied = settlements(end);
+            let invalidation = self.invalidate_refunded(reservation.charges, &applied);
+            invalidations.borrow_mut().push(invalidation);
+            applied
+        };
         let call = self
             .store
-            .end_reservation(reservation, settlements, end, now);
+            .end_reservation(reservation, invalidating, end, now);
         self.with_timeout(call, None, now).await
     }
 

@@ -5,11 +5,12 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limit, Limits, Rate, Settlement, Span, Timestamp,
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Settlement,
+    Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
-    Address, Redis, RedisReceipt, RedisReservation, RedisSettings, RedisStore, ReservationEnd,
-    ReservationStatus, StoreError, Topology,
+    Address, FallbackSettings, FallbackStore, Redis, RedisReceipt, RedisReservation, RedisSettings,
+    RedisStore, ReservationEnd, ReservationStatus, StoreError, Topology,
 };
 use tokio::runtime::Handle;
 
@@ -26,6 +27,7 @@ const TTL: Span = Span::from_secs(30);
 /// A cluster, and limits for keys on several nodes.
 struct Fixture {
     cluster: RedisCluster,
+    redis: Arc<Redis>,
     store: RedisStore,
     limits: Limits,
 }
@@ -49,7 +51,7 @@ impl Fixture {
         };
         let redis = Arc::new(Redis::start(settings, &Handle::current()));
         redis.wait_for_first_attempt().await.unwrap();
-        let store = RedisStore::new(redis, "tg");
+        let store = RedisStore::new(Arc::clone(&redis), "tg");
         store.pin_clock(at(0));
         let rate = Rate {
             count: 10,
@@ -58,6 +60,7 @@ impl Fixture {
         let limit = Limit::new(Kind::Log.algorithm(10, rate, 4)).unwrap();
         Self {
             cluster,
+            redis,
             store,
             limits: Limits::new(vec![limit]).unwrap(),
         }
@@ -379,4 +382,51 @@ async fn different_ends_in_two_hash_slots_are_not_counted_as_an_end() {
     let before = ReservationStatus::EndedBefore(ReservationEnd::Expired);
     assert_eq!(ended, Ok(before));
     assert_eq!(fixture.counted(&reserved).await[1], 2);
+}
+
+/// A call that would end an expired reservation completes a settlement, and refunds units that the
+/// expiry would not refund. Cached denials of the refunded key are invalidated.
+#[tokio::test]
+async fn completing_another_end_drops_the_cached_denials() {
+    let fixture = Fixture::start().await;
+    let local = MemoryStore::new(MemoryBounds::default());
+    let redis = Arc::clone(&fixture.redis);
+    let settings = FallbackSettings::default();
+    let node = FallbackStore::new(redis, "tg", local, settings);
+    node.store().pin_clock(at(0));
+    let reserved = fixture.reserve(1).await;
+    let settled = ReservationEnd::Settled(0);
+    fixture.end_without(&reserved, 1, settled, 29).await;
+    let charges = fixture.charges(&reserved.keys);
+    for source in [Source::Redis, Source::Cache] {
+        let mut denied = vec![charges[1]];
+        let request = StoreRequest::new(&mut denied, at(30), Effect::Charge);
+        let decided = node.decide(request, &mut Vec::new()).await;
+        assert_eq!(
+            (decided.decision, decided.source),
+            (Decision::Limited, source)
+        );
+    }
+    let reservation = RedisReservation {
+        id: reserved.id,
+        expires: at(0).after(TTL),
+        charges: &charges,
+        receipt: &reserved.receipt,
+        former_keys: &[],
+    };
+    // The reservation is charged in full when it expires.
+    let settlements = |end| {
+        let unused = if end == settled { RESERVED } else { 0 };
+        vec![Settlement { unused }; 2]
+    };
+    let ended = node.end_reservation(reservation, settlements, ReservationEnd::Expired, at(30));
+    let before = ReservationStatus::EndedBefore(settled);
+    assert_eq!(ended.await, Ok(before));
+    let mut admitted = vec![charges[1]];
+    let request = StoreRequest::new(&mut admitted, at(30), Effect::Charge);
+    let decided = node.decide(request, &mut Vec::new()).await;
+    assert_eq!(
+        (decided.decision, decided.source),
+        (Decision::Admitted, Source::Redis)
+    );
 }
