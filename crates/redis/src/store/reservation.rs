@@ -1,11 +1,11 @@
 //! Reservations of charges. Any server can end a reservation, but only once. A guard in the hash
 //! slot of the charges records that a reservation was renewed or has ended (`guard.lua`).
 //!
-//! If the charges are in several hash slots, each hash slot has its own guard. The guard in the hash
-//! slot with the lowest number decides: only this guard is renewed, and the reservation ends there
-//! first. Then the other hash slots end in the same way, even after the reservation has expired. So
-//! if a node does not answer, the reservation has ended in no hash slot, or any later call completes
-//! it in the way in which it began.
+//! If the charges are in several hash slots, each hash slot has its own guard. The guard in the
+//! hash slot with the lowest number decides: only this guard is renewed, and the reservation ends
+//! there first. Then the other hash slots end in the same way, even after the reservation has
+//! expired. So if a node does not answer, the reservation has ended in no hash slot, or any later
+//! call completes it in the way in which it began.
 //!
 //! Calls may run concurrently, so different calls may end different hash slots. The hash slot with
 //! the highest number ends last. Only the call that ends the reservation there returns
@@ -87,15 +87,15 @@ struct SlotStatus {
 
 impl RedisStore {
     /// Ends `reservation`, and refunds the unused units. `settlements` returns the settlement of
-    /// each charge for the given end. Does nothing if the reservation has already ended, or if `end`
-    /// does not apply to it. A call whose result is unknown may be repeated: the repeated call
-    /// completes the remaining work.
+    /// each charge for the given end. Does nothing if the reservation has already ended, or if
+    /// `end` does not apply to it. A call whose result is unknown may be repeated: the repeated
+    /// call completes the remaining work.
     ///
     /// If an earlier call has ended the reservation in some hash slots only, the call completes it
     /// in the way in which the earlier call began, even if this is not `end`.
     ///
-    /// At most one call returns [`ReservationStatus::Ended`]. No call does so if the completing call
-    /// has another `end` than the call that began.
+    /// At most one call returns [`ReservationStatus::Ended`]. No call does so if the completing
+    /// call has another `end` than the call that began.
     ///
     /// # Errors
     ///
@@ -330,7 +330,8 @@ fn attempt(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timesta
 
 /// Encodes an attempt to end a reservation in a further hash slot, after it has ended in the first
 /// one. The attempt succeeds whether or not the reservation has expired. The guard is kept at least
-/// as long as the guard in the first hash slot (`guard_ttl_ms`), because only that guard was renewed.
+/// as long as the guard in the first hash slot (`guard_ttl_ms`), because only that guard was
+/// renewed.
 fn completion(
     reservation: &RedisReservation<'_>,
     end: ReservationEnd,

@@ -334,7 +334,8 @@ async fn all_guards_are_kept_as_long_as_the_first_guard() {
 async fn one_of_two_concurrent_calls_ends_a_reservation() {
     let fixture = Fixture::start().await;
     let end = ReservationEnd::Settled(2);
-    // The nodes load the script during an earlier settlement, so that one poll sends the whole call.
+    // The nodes load the script during an earlier settlement, so that one poll sends the whole
+    // call.
     let earlier = fixture.reserve(1).await;
     let ended = fixture.end(&earlier, end, 1).await;
     assert_eq!(ended, Ok(ReservationStatus::Ended));
