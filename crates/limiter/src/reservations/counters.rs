@@ -155,8 +155,8 @@ impl ServerLimiter {
     /// # Errors
     ///
     /// [`ReservationError::Unavailable`] if Redis did not reply, and [`ReservationError::Moved`] if
-    /// another process has taken over the reservations. The caller may then repeat the call with the
-    /// same cost.
+    /// another process has taken over the reservations. The caller may then repeat the call with
+    /// the same cost.
     pub async fn settle_counters(
         &self,
         token: &str,

@@ -16,8 +16,8 @@
 //! guard in Redis ensures that a reservation ends only once.
 //!
 //! An entry has the format of a token without its tag. The entry contains the current expiry but
-//! not the limits of rules, so a server that ends the reservation needs the same rules. The entry of
-//! a reservation of counters contains their limits, so any server can end the reservation.
+//! not the limits of rules, so a server that ends the reservation needs the same rules. The entry
+//! of a reservation of counters contains their limits, so any server can end the reservation.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},

@@ -200,7 +200,8 @@ impl ServerLimiter {
         drop(list);
         shared.receipt = receipt;
         let mut charges = shared_charges(&shared.charges, shared.receipt.parts());
-        // Another server may have these rules. Also, every server must find the same deciding guard.
+        // Another server may have these rules. Also, every server must find the same deciding
+        // guard.
         charges.append(&mut shared.former);
         // The rest of the reservation is renewed even if its slot is lost.
         self.keep_renewed(shared, id, until, now);

@@ -128,7 +128,8 @@ pub(super) type DueId = (Timestamp, ReservationId);
 /// Outstanding reservations, indexed by ID and ordered by due time.
 #[derive(Debug)]
 pub(super) struct OutstandingTable {
-    // Tokens are signed, so clients cannot choose the IDs, and the map can use a fast hash function.
+    // Tokens are signed, so clients cannot choose the IDs, and the map can use a fast hash
+    // function.
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
     pub(super) settled: SettledIds,

@@ -5,7 +5,8 @@
 //!   | version: 1 | kind: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | … | tag: 32 |
 //!
 //!                                                                                in base64url
-//!   charge: | key length: 2 | key | cost: 8 | flags: 1 | plan | limits | receipt length: 2 | receipt |
+//!   charge: | key length: 2 | key | cost: 8 | flags: 1 | plan | limits
+//!           | receipt length: 2 | receipt |
 //! ```
 //!
 //! A token contains the charges only if they were made in Redis, so that every server that shares

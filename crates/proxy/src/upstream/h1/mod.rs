@@ -2,8 +2,8 @@
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
 //! through channels, although in the proxy both sockets of a request belong to one thread. These
-//! channels and tasks take much of the CPU time (ADR 0006). With this module, the task of the client
-//! connection reads and writes the upstream socket directly.
+//! channels and tasks take much of the CPU time (ADR 0006). With this module, the task of the
+//! client connection reads and writes the upstream socket directly.
 //!
 //! ```text
 //! start      sets the request to send; the body is sent as it arrives
