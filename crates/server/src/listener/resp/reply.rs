@@ -124,6 +124,12 @@ impl Reply<'_> {
     }
 
     fn header(&mut self, kind: u8, value: i64) {
+        // Most lengths and flags have one digit. One append is cheaper than three.
+        if let Ok(digit @ 0..=9) = u8::try_from(value) {
+            return self
+                .out
+                .extend_from_slice(&[kind, b'0' + digit, b'\r', b'\n']);
+        }
         self.out.push(kind);
         self.out
             .extend_from_slice(itoa::Buffer::new().format(value).as_bytes());

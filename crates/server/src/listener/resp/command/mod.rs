@@ -107,7 +107,9 @@ struct Command {
 impl Command {
     /// Returns whether this is the command `name`, ignoring case.
     fn has_name(&self, name: &[u8]) -> bool {
-        self.name.as_bytes().eq_ignore_ascii_case(name)
+        // `eq_ignore_ascii_case` would also convert `self.name` to lower case.
+        let is_equal = |(byte, lower): (&u8, u8)| byte.to_ascii_lowercase() == lower;
+        name.len() == self.name.len() && name.iter().zip(self.name.bytes()).all(is_equal)
     }
 }
 

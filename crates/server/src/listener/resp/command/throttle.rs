@@ -249,13 +249,19 @@ impl Number {
 fn integer(text: &[u8]) -> Option<i64> {
     /// The number of digits that always fit in an `i64`.
     const SAFE_DIGITS: usize = 18;
-    if text.is_empty() || text.len() > SAFE_DIGITS || !text.iter().all(u8::is_ascii_digit) {
-        return std::str::from_utf8(text).ok()?.parse().ok();
+    let general = || std::str::from_utf8(text).ok()?.parse().ok();
+    if text.is_empty() || text.len() > SAFE_DIGITS {
+        return general();
     }
-    Some(
-        text.iter()
-            .fold(0, |value, digit| value * 10 + i64::from(digit - b'0')),
-    )
+    let mut value = 0;
+    for byte in text {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return general();
+        }
+        value = value * 10 + i64::from(digit);
+    }
+    Some(value)
 }
 
 /// The content of a reply. The two commands write the fields in different orders.

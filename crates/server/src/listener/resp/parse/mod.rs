@@ -237,6 +237,13 @@ impl Header {
     const MAX_DIGITS: usize = 12;
 
     fn at(input: &[u8], at: usize) -> Self {
+        // Most lengths have one digit.
+        if let Some(&[digit @ b'0'..=b'9', b'\r', b'\n']) = input.get(at..at + 3) {
+            return Self::Length {
+                value: usize::from(digit - b'0'),
+                end: at + 3,
+            };
+        }
         let negative = input.get(at) == Some(&b'-');
         let first = at + usize::from(negative);
         let mut value = 0;
