@@ -4,7 +4,7 @@ use std::{cell::Cell, sync::Arc};
 
 use tidegate::RateLimiter as _;
 use tidegate_core::{
-    Cost, Effect, Request, RuleSet, Scratch, Span, Verdict,
+    Cost, Effect, MaybeReady, Request, RuleSet, Scratch, Span, Verdict,
     bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{
@@ -62,7 +62,11 @@ pub(super) async fn check(
         }
         let now = limiter.now();
         let decision = limiter.check(rules, scratch, request, effect);
-        let verdict = decision.boxed().await?;
+        // An `.await` of a ready verdict would move it several times.
+        let verdict = match decision.boxed() {
+            MaybeReady::Ready(verdict) => verdict?,
+            MaybeReady::Pending(verdict) => verdict.await?,
+        };
         if effect == Effect::Charge {
             context.observe(rules, request, &verdict, now);
         }

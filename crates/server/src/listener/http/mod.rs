@@ -29,7 +29,7 @@ use std::{
 };
 
 use futures_util::{
-    FutureExt as _,
+    FutureExt as _, TryFutureExt as _,
     future::{Either, LocalBoxFuture},
 };
 use hyper::{
@@ -189,7 +189,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// The maximum size of the future that answers a request. hyper moves this future for each request,
 /// so the futures of rare operations and of calls to Redis are boxed.
-const MAX_FUTURE_BYTES: usize = 2 << 10;
+const MAX_FUTURE_BYTES: usize = 1 << 10;
 
 /// A response, or the problem with a request.
 type AnswerResult = Result<Answer, Problem>;
@@ -250,10 +250,11 @@ impl ConnectionContext {
             return Err(Problem::method("POST"));
         }
         let (head, body) = request.into_parts();
-        let (headers, body) = (head.headers, body::read(body));
-        Ok(Either::Left(async move {
-            self.answer_body(endpoint, &headers, &body.await?).await
-        }))
+        let headers = head.headers;
+        // One future that awaits the body and then the answer would have room for both at once.
+        Ok(Either::Left(body::read(body).and_then(async move |body| {
+            self.answer_body(endpoint, &headers, &body).await
+        })))
     }
 
     /// Answers a request to a path that is not an [`Endpoint`].
