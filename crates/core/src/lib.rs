@@ -53,7 +53,7 @@ pub use backoff::{Backoff, Jitter};
 pub use error::LimitError;
 pub use eval::{
     BlockEnd, Charge, Cost, Decision, Effect, Exactness, FallbackShare, Limits, Line, Lines,
-    OnFailure, Reason, Receipt, Renewal, RequestError, Settlement, Source, Verdict,
+    OnFailure, Reason, Receipt, Refund, Renewal, RequestError, Settlement, Source, Verdict,
     has_repeated_key, remote_eval,
 };
 pub use holding_time::{HoldingTime, SlotEstimate};

@@ -75,7 +75,7 @@ fn a_step_of_the_wall_clock_shifts_no_deadline() {
         let wait = Span::from_secs(3_600 - 60);
         assert_eq!(reserve(&new, 1), Err(RetryAfter::After(wait)));
         let settled = new.settle_reservation(&token, 1).now_or_never().unwrap();
-        assert_eq!(settled.unwrap().unused, 2);
+        assert_eq!(settled.unwrap().released, 2);
         new.clock().set(later.after(wait));
         reserve(&new, 3).unwrap();
     }

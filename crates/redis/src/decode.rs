@@ -510,14 +510,6 @@ pub(crate) fn integer(reply: &Reply) -> Option<u64> {
     }
 }
 
-/// Returns the integers in `reply`; `None` if it is not an array of non-negative integers.
-pub(crate) fn integers(reply: &Reply) -> Option<Vec<u64>> {
-    match reply {
-        Reply::Array(parts) => parts.iter().map(integer).collect(),
-        _ => None,
-    }
-}
-
 pub(crate) fn bytes(reply: Reply) -> Option<Vec<u8>> {
     match reply {
         Reply::BulkString(bytes) => Some(bytes),

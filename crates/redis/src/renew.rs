@@ -1,16 +1,29 @@
 //! Renewal of concurrency leases, for requests that last longer than a lease.
 
 use futures_util::future::join_all;
-use tidegate_core::{Charge, Effect, Renewal, remote_eval::Replay};
+use tidegate_core::{Charge, Effect, Renewal, Timestamp, remote_eval::Replay};
 
 use crate::{
-    RedisReceipt, RedisStore, StoreError,
+    RedisReceipt, RedisReservation, RedisStore, StoreError,
     call::{Call, Reply},
     decode::{self, ChargeRenewal},
     encode,
     exec::ExecError,
     scripts,
 };
+
+/// The number of arguments of `renew.lua` before the arguments of each charge.
+const SHARED_ARGS: usize = 4;
+
+/// The guard of a reservation whose leases are renewed.
+#[derive(Clone, Debug)]
+pub(crate) struct RenewalGuard {
+    pub(crate) key: Vec<u8>,
+    /// The instant at which the reservation expires, for a guard that does not exist yet.
+    pub(crate) expires: Timestamp,
+    /// How long to keep the guard, in milliseconds.
+    pub(crate) kept_ms: u64,
+}
 
 impl RedisStore {
     /// Renews the concurrency leases of `charges`, so that each lease restarts now. `receipt` is
@@ -32,6 +45,38 @@ impl RedisStore {
         charges: &[Charge<'_>],
         receipt: &mut RedisReceipt,
     ) -> Result<Renewal, StoreError> {
+        self.renew_guarded(charges, receipt, |_| None).await
+    }
+
+    /// Renews the leases of a reservation until `until`, like [`renew`](Self::renew), unless the
+    /// reservation has ended. The guards record the new leases, so that every token of the
+    /// reservation releases them. Call this method after
+    /// [`renew_reservation`](Self::renew_reservation).
+    ///
+    /// If a hash slot is migrating, its leases are renewed without the guard.
+    ///
+    /// # Errors
+    ///
+    /// Like [`renew`](Self::renew).
+    pub async fn renew_leases_of_reservation(
+        &self,
+        reservation: RedisReservation<'_>,
+        until: Timestamp,
+        now: Timestamp,
+        receipt: &mut RedisReceipt,
+    ) -> Result<Renewal, StoreError> {
+        let guard_at = |key: &[u8]| Some(self.renewal_guard(&reservation, key, until, now));
+        self.renew_guarded(reservation.charges, receipt, guard_at)
+            .await
+    }
+
+    /// Renews leases. `guard_at` returns the guard in the hash slot of a key.
+    async fn renew_guarded(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &mut RedisReceipt,
+        guard_at: impl Fn(&[u8]) -> Option<RenewalGuard>,
+    ) -> Result<Renewal, StoreError> {
         let leased: Vec<usize> = (0..charges.len().min(receipt.charges.len()))
             .filter(|at| charges[*at].limits.has_slots() && !receipt.charges[*at].is_empty())
             .collect();
@@ -42,7 +87,12 @@ impl RedisStore {
         let slots = self.group_by_slot(&with_leases);
         let calls: Vec<Call> = slots
             .iter()
-            .map(|slot| self.renewal_call(slot.iter().map(|at| leased[*at]), charges, receipt))
+            .map(|slot| {
+                let key = slot.first().map(|at| with_leases[*at].key);
+                let guard = key.and_then(&guard_at);
+                let indices = slot.iter().map(|at| leased[*at]);
+                self.renewal_call(indices, charges, receipt, guard)
+            })
             .collect();
         let replies = join_all(calls.iter().map(|call| self.run_renewal(call))).await;
         let (mut are_held, mut failure) = (true, None);
@@ -75,7 +125,7 @@ impl RedisStore {
     /// nodes because their slot is migrating, each key is renewed in a separate call.
     async fn run_renewal(&self, call: &Call) -> Result<Vec<ChargeRenewal>, StoreError> {
         let calls = match self.run_once(call).await {
-            Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => call.split_by_key(2),
+            Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => call.split_by_key(SHARED_ARGS),
             reply => return renewals(reply.map_err(|error| error.into_store_error(call))?, call),
         };
         let mut all = Vec::with_capacity(calls.len());
@@ -91,9 +141,15 @@ impl RedisStore {
         indices: impl Iterator<Item = usize>,
         charges: &[Charge<'_>],
         receipt: &RedisReceipt,
+        guard: Option<RenewalGuard>,
     ) -> Call {
         let slack = self.slack_ms().to_string().into_bytes();
+        let new_guard = guard.as_ref().map(|guard| guard.expires.as_micros());
+        let kept_ms = guard.as_ref().map(|guard| guard.kept_ms);
+        let of_guard = [new_guard, kept_ms]
+            .map(|number| number.map_or(Vec::new(), |number| number.to_string().into_bytes()));
         let (mut keys, mut args) = (Vec::new(), vec![self.instant(), slack]);
+        args.extend(of_guard);
         for index in indices {
             let charge = &charges[index];
             let unspent = Replay::open(charge, None, self.latest_time(), Effect::Look);
@@ -104,6 +160,7 @@ impl RedisStore {
                 encode::value(charge, &unspent.states().0, self.latest_time()),
             ]);
         }
+        keys.extend(guard.map(|guard| guard.key));
         Call {
             script: &scripts::RENEW,
             keys,
@@ -114,5 +171,7 @@ impl RedisStore {
 }
 
 fn renewals(reply: Reply, call: &Call) -> Result<Vec<ChargeRenewal>, StoreError> {
-    decode::renewals(reply, call.keys.len()).ok_or_else(StoreError::unexpected_reply)
+    // Three arguments belong to each charge.
+    let charges = call.args.len().saturating_sub(SHARED_ARGS) / 3;
+    decode::renewals(reply, charges).ok_or_else(StoreError::unexpected_reply)
 }

@@ -20,7 +20,7 @@ pub use self::{
     fallback::{FallbackShare, OnFailure},
     limit_group::DenialCounting,
     limits::{DrainTimes, Limits},
-    receipt::{Receipt, Renewal, Settlement},
+    receipt::{Receipt, Refund, Renewal, Settlement},
     verdict::{Exactness, Line, Lines, Reason, Source, Verdict},
 };
 pub(crate) use self::{

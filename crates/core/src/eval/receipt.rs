@@ -81,6 +81,29 @@ pub struct Settlement {
     pub unused: u64,
 }
 
+/// Whether a settlement has given back all unused units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Refund {
+    /// No unused unit stays charged: the store has refunded the units, or they had drained or
+    /// expired before.
+    #[default]
+    Complete,
+    /// Unused units of at least one limit stay charged, because the store cannot find them in the
+    /// key's state. The state was converted to other limits, or the limit counts denied requests.
+    Incomplete,
+}
+
+impl Refund {
+    /// Combines the refunds of two charges: complete if both are complete.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Complete, Self::Complete) => Self::Complete,
+            (Self::Incomplete, _) | (_, Self::Incomplete) => Self::Incomplete,
+        }
+    }
+}
+
 /// The result of renewing the leases of a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {

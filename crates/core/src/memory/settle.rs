@@ -3,7 +3,7 @@
 use super::{MemoryStore, pending::KeyLocation, shard::Shard};
 use crate::{
     algorithm::Outcome,
-    eval::{Charge, ChargeRecord, Decision, Effect, Receipt, Renewal, Settlement},
+    eval::{Charge, ChargeRecord, Decision, Effect, Receipt, Refund, Renewal, Settlement},
     hash_table::hash_with,
     time::Timestamp,
 };
@@ -26,7 +26,7 @@ impl MemoryStore {
 
     /// Settles `charges`, for which [`reserve`](Self::reserve) returned `receipt`. Refunds each
     /// charge's unused units, given in `settlements`, if they are still counted. Releases all
-    /// concurrency slots of the charges.
+    /// concurrency slots of the charges. Returns whether all unused units were refunded.
     ///
     /// - If the key's state has since been converted to other limits, only concurrency slots are
     ///   released, even if the state was converted back.
@@ -42,7 +42,8 @@ impl MemoryStore {
         receipt: Receipt,
         settlements: &[Settlement],
         now: Timestamp,
-    ) {
+    ) -> Refund {
+        let mut refund = Refund::Complete;
         let settled = charges.iter().zip(receipt.charged).zip(settlements);
         for ((charge, charged), settlement) in settled {
             let Some(mut charged) = charged else {
@@ -52,8 +53,9 @@ impl MemoryStore {
             let mut shard = self.lock_of(hash);
             let now = shard.latest(now);
             charged.clamp(now, shard.cold.rewound);
-            shard.settle(charge, hash, &charged, *settlement, now);
+            refund = refund.and(shard.settle(charge, hash, &charged, *settlement, now));
         }
+        refund
     }
 
     /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`. The
@@ -167,23 +169,27 @@ impl Shard {
         charged: &ChargeRecord,
         settlement: Settlement,
         now: Timestamp,
-    ) {
+    ) -> Refund {
         let limits = charge.limits;
         let Some(number) = self.find(hash, charge.key) else {
-            return;
+            return Refund::Complete;
+        };
+        let without_units = match settlement.unused > 0 && limits.has_units() {
+            true => Refund::Incomplete,
+            false => Refund::Complete,
         };
         let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
         // If the charge's limits have since been replaced by limits whose states have other units
         // of measure, change nothing.
         if limits.fingerprint() != charged.fingerprint {
-            return;
+            return without_units;
         }
         let is_unclamped = entry.is_unclamped();
         if is_unclamped && !entry.was_left_under(charged.fingerprint) {
             // In the rare case that the clock was ahead and the limits changed, release nothing.
             // The leases expire on their own.
-            return;
+            return without_units;
         }
         let is_hot = entry.is_hot();
         self.cold.heap_bytes -= entry.heap_bytes();
@@ -196,18 +202,28 @@ impl Shard {
         let ledger = &mut self.cold.ledger;
         let is_same = fingerprint == charged.fingerprint
             && !ledger.is_converted_since(charge.key, charged, now);
-        if is_same {
+        let refund = if is_same {
             let shift = |number| ledger.shift_since(charge.key, number, charged, now);
             let shifts = limits.refund_unused(&mut key_state, now, charged, settlement, shift);
             ledger.enter(charge.key, &shifts, now);
+            // A limit without a mark counts denied requests, or a clock that was ahead made the
+            // charge.
+            let is_complete = charged.marks.iter().all(Option::is_some);
+            if is_complete {
+                Refund::Complete
+            } else {
+                without_units
+            }
         } else {
             limits.release_slots(&mut key_state, charged);
-        }
+            without_units
+        };
         // After the refund, the key may no longer be hot. A state that was restored from a snapshot
         // has no status before the first decision.
         let has_status = fingerprint == charged.fingerprint && limits.is_compatible(&key_state);
         let is_hot = is_hot && (!has_status || limits.is_hot(&key_state, now));
         entry.put(key_state, fingerprint, is_hot);
         self.cold.heap_bytes += entry.heap_bytes();
+        refund
     }
 }

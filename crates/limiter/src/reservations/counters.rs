@@ -254,7 +254,7 @@ impl ServerLimiter {
         let (end, settlements) = (ReservationEnd::Settled(cost), self.settlements_of(charges));
         let ended = redis_store.end_reservation(reservation, settlements, end, now);
         match ended.await? {
-            ReservationStatus::Ended => {}
+            ReservationStatus::Ended(_) => {}
             ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
                 return Ok(self.settled_before());
             }
@@ -311,11 +311,14 @@ fn known_counters(
     let mut receipts = Vec::with_capacity(shared.len());
     let mut charges = Vec::with_capacity(shared.len());
     for SharedCharge {
-        charge, receipt, ..
+        charge,
+        limits,
+        receipt,
     } in shared
     {
-        let limits = limits_of(&charge.key)?;
-        charges.push((charge.key, limits, charge.cost));
+        let current = limits_of(&charge.key)?;
+        // The charge was made under the limits in the token.
+        charges.push((charge.key, limits.unwrap_or(current), charge.cost));
         receipts.push(receipt);
     }
     let receipt = RedisReceipt::from_parts(receipts);

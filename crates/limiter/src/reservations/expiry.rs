@@ -129,7 +129,7 @@ impl ServerLimiter {
         let (end, settlements) = (ReservationEnd::Expired, self.settlements_of(charges));
         let status = redis_store.end_reservation(reservation, settlements, end, now);
         let status = status.await?;
-        if status == ReservationStatus::Ended {
+        if let ReservationStatus::Ended(_) = status {
             self.reservations.expired.fetch_add(1, Ordering::Relaxed);
         }
         Ok(status)
@@ -173,7 +173,7 @@ impl ServerLimiter {
         // Until this point, the expiry queue must keep the reservation, in case the server is
         // killed.
         if let Ok(
-            ReservationStatus::Ended
+            ReservationStatus::Ended(_)
             | ReservationStatus::EndedBefore(_)
             | ReservationStatus::Expired,
         ) = status
@@ -181,7 +181,7 @@ impl ServerLimiter {
             self.reservations.table().expiry_queue.end(&id);
         }
         match status {
-            Ok(ReservationStatus::Ended) => {
+            Ok(ReservationStatus::Ended(_)) => {
                 let held = outstanding.held_for(now);
                 release_slots(&self.waiters, &outstanding.charges, held);
                 return self.settle_own_share(outstanding, &final_charges, now);

@@ -34,7 +34,7 @@ use tidegate_redis::{
 
 use super::{
     expiry::{GRACE, MAX_LATENESS},
-    in_redis::charges_to_move,
+    in_redis::shared_charges,
     table::{OutstandingReservation, redis_receipt},
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
 };
@@ -341,7 +341,7 @@ impl ServerLimiter {
             ended.await
         };
         match status {
-            Ok(ReservationStatus::Ended) => {
+            Ok(ReservationStatus::Ended(_)) => {
                 // This server does not know how long the slots were in use.
                 release_slots(&self.waiters, &reservation.charges, None);
                 OrphanResult::Ended(id)
@@ -381,7 +381,7 @@ fn queue_entry(
         expires: outstanding.expires,
         // The cost of the request is in its token.
         cost: Cost::ONE,
-        charges: TokenCharges::InRedis(charges_to_move(&outstanding.charges, receipt.parts())),
+        charges: TokenCharges::InRedis(shared_charges(&outstanding.charges, receipt.parts())),
     };
     Some(entry_of(&contents, now))
 }

@@ -85,9 +85,13 @@ impl ServerLimiter {
         if amounts.all(|(reserved, amount)| *amount <= reserved) {
             return 0;
         }
+        // The excess is a new charge, so the limits that apply now decide it.
+        let stored = charges.to_stored().into_iter().zip(&final_charges.amounts);
+        let stored = stored.map(|(charge, amount)| (charge, None, *amount));
+        let (charges, amounts) = OwnedCharges::of_known_rules(&self.rules(), stored, now);
         let charges = charges.as_charges();
         let mut uncharged = 0;
-        for (at, excess) in excess_costs(&charges, &final_charges.amounts) {
+        for (at, excess) in excess_costs(&charges, &amounts) {
             let charge = Charge {
                 cost: excess,
                 ..charges[at]

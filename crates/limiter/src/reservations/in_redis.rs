@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate::rate_limiter::{OwnedCharges, StoredCharge, release_slots};
-use tidegate_core::{Charge, Renewal, RuleSet, Span, Timestamp};
+use tidegate_core::{Charge, Refund, Renewal, RuleSet, Span, Timestamp};
 use tidegate_redis::{
     FallbackReceipt, RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus,
 };
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
-/// The charges in a token, with their limits under the current rules.
+/// The charges in a token, with their limits.
 pub(super) struct SharedReservation {
     pub(super) charges: OwnedCharges,
     receipt: RedisReceipt,
@@ -43,31 +43,21 @@ impl SharedReservation {
     }
 }
 
-/// Returns `charges` with their receipts, for a token.
+/// Returns `charges` with their receipts, in the form in which another server can end them.
 pub(super) fn shared_charges(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<SharedCharge> {
-    let charges = charges.to_stored().into_iter().zip(receipts);
-    let shared = charges.map(|(charge, receipt)| SharedCharge {
-        charge,
-        limits: None,
+    let with_limits = charges.to_stored().into_iter().zip(charges.list());
+    let shared = with_limits.zip(receipts);
+    let shared = shared.map(|((stored, charge), receipt)| SharedCharge {
+        charge: stored,
+        limits: Some(Arc::clone(charge.limits())),
         receipt: receipt.clone(),
     });
     shared.collect()
 }
 
-/// Returns `charges` with their receipts, in the form in which another server can end them. The
-/// server finds the limits in its rules, except for the limits of counters.
-pub(super) fn charges_to_move(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<SharedCharge> {
-    let mut shared = shared_charges(charges, receipts);
-    if !charges.has_rules() {
-        for (shared, charge) in shared.iter_mut().zip(charges.list()) {
-            shared.limits = Some(Arc::clone(charge.limits()));
-        }
-    }
-    shared
-}
-
 /// Returns the charges of a moved reservation with their receipts. Omits charges whose rules this
-/// server does not have. `now` determines which overrides apply.
+/// server does not have. The limits are those under which the charges were made. `now` determines
+/// which overrides apply to charges without limits, which an earlier version has written.
 pub(super) fn moved_charges(
     rules: &Arc<RuleSet>,
     kind: ReservationKind,
@@ -77,7 +67,7 @@ pub(super) fn moved_charges(
     if kind == ReservationKind::Request {
         let list = shared
             .into_iter()
-            .map(|shared| (shared.charge, shared.receipt));
+            .map(|shared| (shared.charge, shared.limits, shared.receipt));
         return OwnedCharges::of_known_rules(rules, list, now);
     }
     let with_limits = shared.into_iter().filter_map(|shared| {
@@ -90,7 +80,7 @@ pub(super) fn moved_charges(
 
 impl ServerLimiter {
     /// Settles a reservation whose charges are in Redis. Returns the number of units of `cost` that
-    /// the limits did not admit.
+    /// the limits did not admit, and whether all unused units were refunded.
     pub(super) async fn settle_in_redis(
         &self,
         shared: &SharedReservation,
@@ -98,7 +88,7 @@ impl ServerLimiter {
         expires: Timestamp,
         cost: u64,
         now: Timestamp,
-    ) -> Result<u64, ReservationError> {
+    ) -> Result<(u64, Refund), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let final_charges = FinalCharges::new(&shared.charges, cost);
         let status = {
@@ -109,11 +99,13 @@ impl ServerLimiter {
             let ended = redis_store.end_reservation(reservation, settlements, end, now);
             ended.await.map_err(ReservationError::Unavailable)?
         };
-        match status {
-            ReservationStatus::Ended => {}
+        let refund = match status {
+            // Nothing is refunded to the keys of removed rules.
+            ReservationStatus::Ended(_) if !shared.former.is_empty() => Refund::Incomplete,
+            ReservationStatus::Ended(refund) => refund,
             // An earlier call with the same cost has ended the reservation, but the reply was lost.
             ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
-                return Ok(0);
+                return Ok((0, Refund::Complete));
             }
             ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
                 return Err(NotOutstanding::Settled.into());
@@ -121,10 +113,10 @@ impl ServerLimiter {
             ReservationStatus::EndedBefore(ReservationEnd::Expired)
             | ReservationStatus::Expired
             | ReservationStatus::Outstanding(_) => return Err(NotOutstanding::Expired.into()),
-        }
+        };
         self.end_own_part(&shared.charges, id, cost, now);
         let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
-        Ok(excess.await)
+        Ok((excess.await, refund))
     }
 
     /// Removes a reservation from this server's table, and settles the charges made on this server,
@@ -177,10 +169,12 @@ impl ServerLimiter {
     ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let mut shared = self.shared_reservation(ReservationKind::Request, shared);
-        let lease = shared.charges.lease();
+        // A slot that was lost is acquired under the limits that apply now.
+        let current = shared.charges.under_current_limits(now);
+        let lease = current.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let until = now.after(ttl);
-        let list = shared.charges.as_charges();
+        let list = current.as_charges();
         let reservation = shared.in_redis(&list, id, expires);
         let renewed = redis_store.renew_reservation(reservation, until, now).await;
         match renewed.map_err(ReservationError::Unavailable)? {
@@ -190,14 +184,18 @@ impl ServerLimiter {
             }
             ReservationStatus::EndedBefore(ReservationEnd::Expired)
             | ReservationStatus::Expired
-            | ReservationStatus::Ended => return Err(NotOutstanding::Expired.into()),
+            | ReservationStatus::Ended(_) => return Err(NotOutstanding::Expired.into()),
         }
         let mut receipt = shared.receipt.clone();
         let renewed = match lease {
-            Some(_) => redis_store.store().renew(&list, &mut receipt).await,
+            Some(_) => {
+                let store = redis_store.store();
+                let renewed =
+                    store.renew_leases_of_reservation(reservation, until, now, &mut receipt);
+                renewed.await
+            }
             None => Ok(Renewal::Held),
         };
-        drop(list);
         shared.receipt = receipt;
         let mut charges = shared_charges(&shared.charges, shared.receipt.parts());
         // Another server may have these rules. Also, every server must find the same deciding

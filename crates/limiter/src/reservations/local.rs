@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use tidegate::rate_limiter::{OwnedCharges, release_slots};
-use tidegate_core::{Renewal, Span, Store, Timestamp};
+use tidegate_core::{Refund, Renewal, Span, Store, Timestamp};
 
 use super::{
     error::{NotOutstanding, ReservationError},
@@ -11,30 +11,38 @@ use super::{
     table::OutstandingReservation,
     token::ReservationId,
 };
-use crate::ServerLimiter;
+use crate::{LimiterReceipt, ServerLimiter};
 
 impl ServerLimiter {
-    /// Ends a reservation, and refunds its unused units. Returns the charges of the reservation.
+    /// Ends a reservation, and refunds its unused units. Returns the charges of the reservation,
+    /// and whether all unused units were refunded.
     pub(super) fn end_locally(
         &self,
         outstanding: OutstandingReservation,
         final_charges: &FinalCharges,
         now: Timestamp,
-    ) -> OwnedCharges {
+    ) -> (OwnedCharges, Refund) {
         let held = outstanding.held_for(now);
         let OutstandingReservation {
             charges: owned,
-            mut receipt,
+            receipt,
             ..
         } = outstanding;
         let (charges, settlements) = (owned.as_charges(), &final_charges.settlements);
-        // None of the charges is in Redis, so settling never waits.
-        let settled = Store::settle(self, &charges, &mut receipt, settlements, now);
-        debug_assert!(settled.is_ready(), "the charges are in memory");
-        drop(settled);
+        let refund = match (receipt, self.redis_store()) {
+            (Some(LimiterReceipt::Memory(receipt)), _) => {
+                let store = self.local_store();
+                store.settle(&charges, receipt, settlements, now)
+            }
+            // The charges are in this server's share of the limits, not in Redis.
+            (Some(LimiterReceipt::Redis(receipt)), Some(redis_store)) => {
+                redis_store.settle_own_share(&charges, receipt, settlements, now)
+            }
+            (Some(LimiterReceipt::Redis(_)), None) | (None, _) => Refund::Complete,
+        };
         drop(charges);
         release_slots(&self.waiters, &owned, held);
-        owned
+        (owned, refund)
     }
 
     /// Ends an expired reservation.

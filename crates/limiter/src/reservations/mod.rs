@@ -49,7 +49,7 @@ use std::sync::{
 
 use tidegate::rate_limiter::{DecidedRequestTurn, OwnedCharges, Receipts, SlotTurn, TurnBuffers};
 use tidegate_config::{Password, ReservationsConfig};
-use tidegate_core::{Cost, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
+use tidegate_core::{Cost, Refund, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
 use tidegate_net::prometheus::{self, Metric, Page};
 use tokio::sync::Notify;
 
@@ -229,9 +229,9 @@ pub struct Reservation {
 pub struct SettledReservation {
     /// The final cost of the request, minus the units that the limits did not admit.
     pub settled: u64,
-    /// The number of unused reserved units. The unused units are refunded if the limits still count
-    /// them.
-    pub unused: u64,
+    /// The number of unused reserved units, which are given back; 0 if the units stay charged to
+    /// at least one rule.
+    pub released: u64,
     /// The number of units by which the final cost exceeds the reserved units.
     pub over: u64,
 }
@@ -354,9 +354,9 @@ impl ServerLimiter {
             charges,
         } = contents.ok_or(ReservationError::Invalid)?;
         let (now, reserved, cost) = (self.now(), reserved.units(), cost.min(bounds::MAX_COUNT));
-        let uncharged = match charges {
+        let (uncharged, refund) = match charges {
             TokenCharges::None if expires <= now => return Err(NotOutstanding::Expired.into()),
-            TokenCharges::None => 0,
+            TokenCharges::None => (0, Refund::Complete),
             TokenCharges::OnServer => {
                 let outstanding = self.reservations.take(&id)?;
                 if outstanding.expires <= now {
@@ -364,8 +364,9 @@ impl ServerLimiter {
                     return Err(NotOutstanding::Expired.into());
                 }
                 let final_charges = FinalCharges::new(&outstanding.charges, cost);
-                let charges = self.end_locally(outstanding, &final_charges, now);
-                self.charge_excess_of(&charges, &final_charges, now).await
+                let (charges, refund) = self.end_locally(outstanding, &final_charges, now);
+                let excess = self.charge_excess_of(&charges, &final_charges, now);
+                (excess.await, refund)
             }
             TokenCharges::InRedis(shared) => {
                 let shared = self.shared_reservation(ReservationKind::Request, shared);
@@ -376,7 +377,10 @@ impl ServerLimiter {
         self.count_settled();
         Ok(SettledReservation {
             settled: cost - uncharged,
-            unused: reserved.saturating_sub(cost),
+            released: match refund {
+                Refund::Complete => reserved.saturating_sub(cost),
+                Refund::Incomplete => 0,
+            },
             over: cost.saturating_sub(reserved),
         })
     }

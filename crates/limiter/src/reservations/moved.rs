@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, io, path::Path};
 use tidegate_core::{Cost, Receipt, Timestamp};
 
 use super::{
-    in_redis::{charges_to_move, moved_charges},
+    in_redis::{moved_charges, shared_charges},
     table::OutstandingReservation,
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents},
 };
@@ -82,7 +82,7 @@ impl ServerLimiter {
             expires: outstanding.expires,
             // The cost of the request is in its token.
             cost: Cost::ONE,
-            charges: TokenCharges::InRedis(charges_to_move(owned, &receipts)),
+            charges: TokenCharges::InRedis(shared_charges(owned, &receipts)),
         })
     }
 

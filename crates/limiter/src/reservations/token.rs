@@ -19,8 +19,11 @@
 //! different ways.
 //!
 //! The expiry queue, a snapshot and another process receive a reservation in the same format,
-//! without the tag. For counters, they also receive the limits. A token does not contain the limits
-//! of counters, because the caller that settles the reservation specifies them.
+//! without the tag.
+//!
+//! Each charge contains the limits under which it was made. Other limits may apply to its key when
+//! the reservation ends, because of an override or a reload, but only these limits describe the
+//! state in which the charge is counted.
 
 use std::sync::{Arc, OnceLock};
 
@@ -106,7 +109,8 @@ pub(super) enum TokenCharges {
 #[derive(Clone, Debug)]
 pub(super) struct SharedCharge {
     pub(super) charge: StoredCharge,
-    /// The limits of a counter, unless the charge is part of a token.
+    /// The limits under which the charge was made; `None` if an earlier version has written the
+    /// charge.
     pub(super) limits: Option<Arc<Limits>>,
     pub(super) receipt: Vec<u8>,
 }

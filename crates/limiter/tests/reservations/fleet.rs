@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use tidegate::{Clock, RateLimiter as _, rate_limiter::SlotTurn};
 use tidegate_config::{Config, ReservationExpiry, ReservationsConfig};
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, FallbackShare, Limits, MemoryBounds, MemoryStore, Request,
-    Scratch, Span, Timestamp, Verdict,
+    Charge, Cost, Decision, Effect, FallbackShare, Limits, MemoryBounds, MemoryStore, Override,
+    OverrideTarget, Replacement, Request, Scratch, Span, Timestamp, Verdict,
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -239,7 +239,22 @@ impl<'r> Fleet<'r> {
         let rule = rules.rule(&format!("r{number}")).unwrap();
         let (_, value) = entries_of(user)[number % 2];
         let key = rule.encode_key(&[value]).unwrap();
-        (key, Arc::clone(rule.limits()))
+        let limits = rules.limits_of_key(rule, &key, timestamp(self.now));
+        (key, limits)
+    }
+
+    /// Overrides a rule's limits for all keys, on every server.
+    pub(crate) fn set_override(&self, rule: &str, replacement: Replacement) {
+        let found = Override {
+            replacement,
+            until: None,
+            reason: "a test".into(),
+        };
+        for node in &self.nodes {
+            let (overrides, now) = (node.limiter.overrides(), timestamp(self.now));
+            let target = OverrideTarget::of(&["*"]);
+            overrides.set(rule, &target, found.clone(), now).unwrap();
+        }
     }
 
     /// Returns the indices of the keys that a request of `user` charges.

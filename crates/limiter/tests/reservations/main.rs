@@ -9,6 +9,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod changed_limits;
 mod fleet;
 mod steps;
 #[path = "../../../redis/tests/support/mod.rs"]

@@ -57,6 +57,7 @@ enum Step {
         server: Index,
         which: Index,
         ttl: u64,
+        with_former_token: bool,
     },
     /// Sends a request without a reservation.
     Check {
@@ -110,8 +111,10 @@ fn step() -> impl Strategy<Value = Step> {
             }),
         1 => (index(), index(), prop::option::of(index()))
             .prop_map(|(server, which, changed)| Step::SettleForged { server, which, changed }),
-        4 => (index(), index(), ttl())
-            .prop_map(|(server, which, ttl)| Step::Renew { server, which, ttl }),
+        4 => (index(), index(), ttl(), prop::bool::weighted(0.2))
+            .prop_map(|(server, which, ttl, with_former_token)| {
+                Step::Renew { server, which, ttl, with_former_token }
+            }),
         4 => (index(), user(), 1..=LIMIT + 2)
             .prop_map(|(server, user, cost)| Step::Check { server, user, cost }),
         5 => (0..15_000_u64).prop_map(Step::Pass),
@@ -204,7 +207,12 @@ impl Pair<'_> {
             } => {
                 self.settle_forged(server, which, changed.as_ref())?;
             }
-            Step::Renew { server, which, ttl } => self.renew(server, which, *ttl)?,
+            Step::Renew {
+                server,
+                which,
+                ttl,
+                with_former_token,
+            } => self.renew(server, which, *ttl, *with_former_token)?,
             Step::Check { server, user, cost } => {
                 let (keys, server) = (self.fleet.keys_of(*user), server.index(self.fleet.len()));
                 let is_admitted = self.admits(server, &keys, *cost);
@@ -339,9 +347,7 @@ impl Pair<'_> {
         };
         let former = holder.former_token.as_ref().filter(|_| with_former_token);
         let token = former.unwrap_or(&holder.token).clone();
-        // With the memory store, the server knows the slot, and the token does not.
-        let knows_slot = former.is_none() || !self.twin.is_shared;
-        let expected = self.twin.settle(which, cost, knows_slot);
+        let expected = self.twin.settle(which, cost);
         if let Settlement::Settled(_) = expected {
             holder.settled_at = Some(cost);
         }
@@ -371,7 +377,7 @@ impl Pair<'_> {
                     charged.contains(&settled.settled),
                     "{settled:?} {charged:?}"
                 );
-                prop_assert_eq!(settled.unused, reserved.saturating_sub(cost));
+                prop_assert_eq!(settled.released, reserved.saturating_sub(cost));
                 prop_assert_eq!(settled.over, cost.saturating_sub(reserved));
             }
             (Settlement::Repeated, Ok(settled)) => prop_assert_eq!(settled.settled, cost),
@@ -418,7 +424,13 @@ impl Pair<'_> {
         Ok(())
     }
 
-    fn renew(&mut self, server: &Index, which: &Index, ttl: u64) -> Result<(), TestCaseError> {
+    fn renew(
+        &mut self,
+        server: &Index,
+        which: &Index,
+        ttl: u64,
+        with_former_token: bool,
+    ) -> Result<(), TestCaseError> {
         if self.holders.is_empty() {
             return Ok(());
         }
@@ -427,7 +439,9 @@ impl Pair<'_> {
             which.index(self.holders.len()),
         );
         let holder = &mut self.holders[which];
-        let renewed = self.fleet.renew(server, &holder.token, ttl);
+        let former = holder.former_token.as_ref().filter(|_| with_former_token);
+        let token = former.unwrap_or(&holder.token).clone();
+        let renewed = self.fleet.renew(server, &token, ttl);
         if self.twin.is_of_counters(which) {
             prop_assert_eq!(renewed, Err(ReservationError::Invalid));
             return Ok(());

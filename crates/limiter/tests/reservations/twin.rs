@@ -89,7 +89,7 @@ impl Kind {
         if self == Self::Slots { SLOTS } else { LIMIT }
     }
 
-    fn is_bucket(self) -> bool {
+    pub(crate) fn is_bucket(self) -> bool {
         matches!(self, Self::TokenBucket | Self::Gcra | Self::Meter)
     }
 }
@@ -139,8 +139,6 @@ struct View {
     expires: u64,
     /// The instant at which the server tries to end the reservation.
     due_at: u64,
-    /// Whether the server knows the slot. A renewal moves the slot.
-    knows_slot: bool,
     /// Whether the server has not written the reservation to the expiry queue yet.
     is_unwritten: bool,
 }
@@ -149,7 +147,6 @@ struct View {
 #[derive(Clone, Copy, Debug)]
 struct Queued {
     expires: u64,
-    knows_slot: bool,
 }
 
 /// A reservation.
@@ -458,7 +455,6 @@ impl Twin {
                 server,
                 expires,
                 due_at: expires,
-                knows_slot: true,
                 is_unwritten: self.is_shared,
             }],
             queued: None,
@@ -466,15 +462,13 @@ impl Twin {
         ttl
     }
 
-    /// Ends a reservation. Without `knows_slot`, its slot stays held until its lease ends.
-    fn end(&mut self, which: usize, end: End, final_cost: u64, knows_slot: bool) {
+    fn end(&mut self, which: usize, end: End, final_cost: u64) {
         let held = &mut self.held[which];
         held.end = Some(end);
         let (at, charges) = (held.at, held.charges.clone());
         for charge in charges {
             let key = &mut self.keys[charge.key];
             let unused = match key.kind {
-                Kind::Slots if !knows_slot => 0,
                 Kind::Slots => charge.units,
                 _ => charge.units.saturating_sub(final_cost),
             };
@@ -482,16 +476,15 @@ impl Twin {
         }
     }
 
-    fn end_expired(&mut self, which: usize, knows_slot: bool) {
+    fn end_expired(&mut self, which: usize) {
         let held = &self.held[which];
         let is_charged = self.charges_expired && !held.is_of_counters;
         let final_cost = if is_charged { held.cost } else { 0 };
-        self.end(which, End::Expired, final_cost, knows_slot);
+        self.end(which, End::Expired, final_cost);
     }
 
-    /// Settles a reservation at `cost`. Without `knows_slot`, its slot stays held until its lease
-    /// ends, because the token is older than the latest renewal.
-    pub(crate) fn settle(&mut self, which: usize, cost: u64, knows_slot: bool) -> Settlement {
+    /// Settles a reservation at `cost`, with any of its tokens.
+    pub(crate) fn settle(&mut self, which: usize, cost: u64) -> Settlement {
         let held = &self.held[which];
         match held.end {
             Some(End::Settled(before)) if self.is_shared && before == cost => {
@@ -508,7 +501,7 @@ impl Twin {
         }
         let (reserved, is_of_counters) = (held.cost, held.is_of_counters);
         let charges = held.charges.clone();
-        self.end(which, End::Settled(cost), cost, knows_slot);
+        self.end(which, End::Settled(cost), cost);
         let excess = cost.saturating_sub(reserved);
         let mut charged = Remaining {
             least: cost,
@@ -554,19 +547,12 @@ impl Twin {
         }
         held.expires = self.now + ttl;
         held.latest_expiry = held.latest_expiry.max(held.expires);
-        for view in &mut held.views {
-            view.knows_slot = false;
-        }
-        if let Some(queued) = &mut held.queued {
-            queued.knows_slot = false;
-        }
         // The server that has renewed a reservation ends it.
         held.views.retain(|view| view.server != server);
         held.views.push(View {
             server,
             expires: held.expires,
             due_at: held.expires,
-            knows_slot: true,
             is_unwritten: self.is_shared,
         });
         held.views.sort_by_key(|view| view.server);
@@ -577,7 +563,7 @@ impl Twin {
     /// ends an expired reservation as soon as it notices the expiry.
     fn end_if_local(&mut self, which: usize) {
         if !self.is_shared {
-            self.end_expired(which, true);
+            self.end_expired(which);
         }
     }
 
@@ -619,7 +605,6 @@ impl Twin {
                 view.is_unwritten = false;
                 held.queued = Some(Queued {
                     expires: view.expires,
-                    knows_slot: view.knows_slot,
                 });
             }
         }
@@ -646,8 +631,7 @@ impl Twin {
         }
         for view in held.views.iter_mut().filter(|view| view.due_at <= self.now) {
             if held.expires <= self.now {
-                let knows_slot = view.knows_slot;
-                return self.end_expired(which, knows_slot);
+                return self.end_expired(which);
             }
             view.expires = held.expires;
             view.due_at = held.expires + BACKUP_DELAY;
@@ -663,8 +647,7 @@ impl Twin {
             return;
         }
         if held.expires <= self.now {
-            let knows_slot = queued.knows_slot;
-            self.end_expired(which, knows_slot);
+            self.end_expired(which);
         } else {
             queued.expires = held.expires;
         }

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 
 use tidegate_core::{
-    Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
+    Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Refund, Renewal,
     Settlement, StoreRequest, Timestamp,
 };
 use tokio::time::Instant;
@@ -251,16 +251,20 @@ impl FallbackStore {
     }
 
     /// Settles the charges that a reservation of `charges` made in this node's share. Call this
-    /// method after Redis has ended the reservation.
+    /// method after Redis has ended the reservation. Returns whether all unused units of charges
+    /// that were made only in the share were refunded.
     pub fn settle_own_share(
         &self,
         charges: &[Charge<'_>],
         FallbackReceipt(receipt): FallbackReceipt,
         settlements: &[Settlement],
         now: Timestamp,
-    ) {
+    ) -> Refund {
         match receipt {
-            ReceiptKind::Redis(pair) => self.settle_shares(charges, pair.local, settlements, now),
+            ReceiptKind::Redis(pair) => {
+                self.settle_shares(charges, pair.local, settlements, now);
+                Refund::Complete
+            }
             ReceiptKind::Local(receipt) => self.settle_share(charges, receipt, settlements, now),
         }
     }
@@ -328,18 +332,18 @@ impl FallbackStore {
         self.with_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
-    /// Settles a charge in this node's share, given its receipt.
+    /// Settles charges in this node's share, given their receipt.
     fn settle_share(
         &self,
         charges: &[Charge<'_>],
         receipt: Receipt,
         settlements: &[Settlement],
         now: Timestamp,
-    ) {
+    ) -> Refund {
         let _invalidation = self.invalidate_refunded(charges, settlements);
         self.with_share(charges, |shared| {
-            self.local.settle(shared, receipt, settlements, now);
-        });
+            self.local.settle(shared, receipt, settlements, now)
+        })
     }
 
     /// Returns a guard that, when dropped after the refund, invalidates the cached denials that the

@@ -5,11 +5,14 @@
 --          guard
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  empty, or how the reservation ends (guard.lua)
--- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt,
+-- ARGV[3]  the packed receipts with renewed leases; empty if the guard is a key of the call, because
+--          the guard contains them
+-- ARGV[4…] three arguments for each charge: the program with which it was charged; its receipt,
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
--- Returns the three results of `end_reservation` (guard.lua).
+-- Returns the first three results of `end_reservation` (guard.lua); 1 if units of the refunded part
+-- stay charged or 0 otherwise; and the packed receipts with renewed leases.
 --
 -- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
 -- state, …}. The mark identifies the charge in the state.
@@ -20,14 +23,14 @@
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
-local now, count, guard_ttl = tonumber(ARGV[1]), #KEYS, 0
+local now, count, guard_ttl, renewed = tonumber(ARGV[1]), #KEYS, 0, ARGV[3]
 -- (guard.lua)
 if ARGV[2] ~= '' then
-  local status, number, ttl = end_reservation(KEYS[count], ARGV[2])
+  local status, number, ttl, receipts = end_reservation(KEYS[count], ARGV[2])
   if status ~= ENDED then
-    return {status, number, ttl}
+    return {status, number, ttl, 0, ''}
   end
-  guard_ttl = ttl
+  guard_ttl, renewed = ttl, receipts
   count = count - 1
 end
 if not now then
@@ -222,9 +225,13 @@ local function is_converted_since(ledger, ledger_then)
     and ledger_start(ledger) ~= ledger_start(ledger_then)
 end
 
+-- Whether units that were to be refunded stay charged.
+local is_kept = false
+
 -- Returns three results: the states of `value` after the refund; the instant at which all states
--- have expired; and the new ledger, or nil if nothing was added to it.
-local function refund_states(program, receipt, unused, value, states, is_same, ledger)
+-- have expired; and the new ledger, or nil if nothing was added to it. `newer` is the receipt with
+-- renewed leases, or the receipt itself.
+local function refund_states(program, receipt, newer, unused, value, states, is_same, ledger)
   local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
   local written, expires, sums, entries = {}, 0, {}, 0
@@ -238,9 +245,10 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
     -- charge, because only a lease is identified by its instant.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
-      mark = lease_start(mark, ledger)
+      mark = lease_start(newer[2 + number], ledger)
     end
     if stays or member.denials == COUNTED and not program.is_shadow then
+      is_kept = is_kept or kernel ~= LEASE and unused ~= 'leases'
       written[number], expires = sub(value, start, behind - 1), math.huge
       sums[number] = ledger_sum(ledger, number)
     else
@@ -265,10 +273,12 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
   return table.concat(written), expires, new_ledger
 end
 
+local newer_receipts = renewed ~= '' and cmsgpack.unpack(renewed) or {}
 for i = 1, count do
-  local raw = ARGV[3 * i + 1] ~= '' and call('GET', KEYS[i]) or ''
+  local raw = ARGV[3 * i + 2] ~= '' and call('GET', KEYS[i]) or ''
   if raw ~= '' then
-    local program, receipt = open_program(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1])
+    local program, receipt = open_program(ARGV[3 * i + 1]), cmsgpack.unpack(ARGV[3 * i + 2])
+    local newer, unused = newer_receipts[KEYS[i]] or receipt, ARGV[3 * i + 3]
     local block_end, ledger, value = open_value(raw)
     if ledger_until(ledger) <= now then
       ledger = ''
@@ -277,7 +287,7 @@ for i = 1, count do
     if is_sound and are_of(program, states) then
       local is_same = sub(value, 1, first - 1) == program.head
       local written, expires, new_ledger =
-        refund_states(program, receipt, ARGV[3 * i + 2], value, states, is_same, ledger)
+        refund_states(program, receipt, newer, unused, value, states, is_same, ledger)
       ledger = new_ledger or ledger
       if expires <= now and not block_end and ledger == '' then
         call('DEL', KEYS[i])
@@ -289,7 +299,10 @@ for i = 1, count do
       if ttl >= 0 and ttl < LEDGER_MS then
         call('PEXPIRE', KEYS[i], LEDGER_MS)
       end
+    elseif value ~= '' and unused ~= 'leases' then
+      -- The state has other algorithms, so the charge cannot be found in it.
+      is_kept = true
     end
   end
 end
-return {ENDED, 0, guard_ttl}
+return {ENDED, 0, guard_ttl, is_kept and 1 or 0, renewed}

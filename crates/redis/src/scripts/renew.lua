@@ -4,22 +4,26 @@
 -- matter. Unexpired states keep their leases if the algorithms are the same, even if the parameters
 -- differ.
 --
--- KEYS     the key of each charge
+-- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its
+--          guard. A reservation that has ended is not renewed, and all its leases count as lost
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  the time in milliseconds by which a key outlives its state
--- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt; and
+-- ARGV[3]  the value of a guard that does not exist yet; empty without a guard
+-- ARGV[4]  how long to keep the guard, in milliseconds; empty without a guard
+-- ARGV[5…] three arguments for each charge: the program with which it was charged; its receipt; and
 --          the value of a key without charged units
 --
 -- Returns for each charge {1 if all leases are held or 0 if one is lost, the new receipt}.
 -- `refund.lua` describes receipts.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
-local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
+local now, slack, count = tonumber(ARGV[1]), tonumber(ARGV[2]), (#ARGV - 4) / 3
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
+-- (guard.lua)
 -- (program.lua)
 -- (members.lua)
 -- (lead.lua)
@@ -119,16 +123,25 @@ local function renew_leases(program, value, states, receipt, ledger)
   return table.concat(written), till, is_lost
 end
 
-local replies = {}
-for i = 1, #KEYS do
-  local program, receipt = open_program(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1])
+local guard, replies, renewed, ended, until_then = KEYS[count + 1], {}, {}, nil, nil
+if guard then
+  local packed
+  ended, until_then, packed = read_guard(guard, ARGV[3])
+  renewed = packed ~= '' and cmsgpack.unpack(packed) or {}
+end
+for i = 1, ended and count or 0 do
+  replies[i] = {0, ARGV[3 * i + 3]}
+end
+for i = 1, ended and 0 or count do
+  -- A token from before an earlier renewal does not know the leases from that renewal.
+  local program, receipt = open_program(ARGV[3 * i + 2]), renewed[KEYS[i]] or cmsgpack.unpack(ARGV[3 * i + 3])
   local block_end, ledger, value = nil, '', call('GET', KEYS[i]) or ''
   if value ~= '' then
     block_end, ledger, value = open_value(value)
   end
   local is_sound, first, states = pcall(states_in, value)
   if value == '' or is_sound and expiry_of(value, states) <= now then
-    value = ARGV[3 * i + 2]
+    value = ARGV[3 * i + 4]
     is_sound, first, states = true, states_in(value)
   end
   local written, till, is_lost = nil, 0, true
@@ -145,6 +158,10 @@ for i = 1, #KEYS do
       call('PSETEX', KEYS[i], millis, written)
     end
   end
+  renewed[KEYS[i]] = receipt
   replies[i] = {is_lost and 0 or 1, cmsgpack.pack(receipt)}
+end
+if guard and not ended then
+  write_guard(guard, string.format('%.0f', until_then) .. '\0' .. cmsgpack.pack(renewed), tonumber(ARGV[4]))
 end
 return replies

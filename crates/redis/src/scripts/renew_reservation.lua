@@ -8,11 +8,12 @@
 --
 -- Returns the first two results of `end_reservation` (guard.lua).
 -- (guard.lua)
-local ended, number = read_guard(KEYS[1], ARGV[2])
+local ended, number, renewed = read_guard(KEYS[1], ARGV[2])
 if ended then
   return {ended, number}
 elseif number <= tonumber(ARGV[1]) then
   return {EXPIRED, number}
 end
-write_guard(KEYS[1], ARGV[3], tonumber(ARGV[4]))
+local receipts = renewed ~= '' and '\0' .. renewed or ''
+write_guard(KEYS[1], ARGV[3] .. receipts, tonumber(ARGV[4]))
 return {OUTSTANDING, tonumber(ARGV[3])}

@@ -14,16 +14,18 @@
 use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
-use tidegate_core::{Charge, Settlement, Span, Timestamp, bounds::MAX_COUNT};
+use tidegate_core::{Charge, Refund, Settlement, Span, Timestamp, bounds::MAX_COUNT};
 
-use super::reserve::ChargeToSettle;
+use super::reserve::{ChargeToSettle, SHARED_ARGS};
 use crate::{
     RedisReceipt, RedisStore, StoreError,
     call::{Call, Reply},
     client::hash_slot,
     decode,
     exec::ExecError,
-    layout, scripts,
+    layout,
+    renew::RenewalGuard,
+    scripts,
 };
 
 /// How long a guard is kept after its reservation expires. After the guard has expired, the store
@@ -60,8 +62,8 @@ pub enum ReservationEnd {
 /// The status of a reservation after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationStatus {
-    /// The call has ended the reservation.
-    Ended,
+    /// The call has ended the reservation. The field is whether all unused units were given back.
+    Ended(Refund),
     /// An earlier call has already ended the reservation in this way.
     EndedBefore(ReservationEnd),
     /// The reservation has expired. The call has not refunded the reservation.
@@ -77,12 +79,15 @@ struct ReservedSlot {
     indices: Vec<usize>,
 }
 
-/// The status of a reservation in one hash slot after an attempt to end it.
-#[derive(Clone, Copy, Debug)]
-struct SlotStatus {
-    status: ReservationStatus,
+/// The reply of a script that reads or changes a guard.
+#[derive(Clone, Debug)]
+pub(super) struct GuardReply {
+    pub(super) status: ReservationStatus,
     /// How long Redis still keeps the guard, in milliseconds; 0 if the reservation has not ended.
     guard_ttl_ms: u64,
+    /// The packed receipts with the renewed leases, which the guard contained before the
+    /// reservation ended.
+    renewed_leases: Vec<u8>,
 }
 
 impl RedisStore {
@@ -109,14 +114,14 @@ impl RedisStore {
     ) -> Result<ReservationStatus, StoreError> {
         let mut slots = self.reserved_slots(&reservation).into_iter();
         let Some(first) = slots.next() else {
-            return Ok(ReservationStatus::Ended);
+            return Ok(ReservationStatus::Ended(Refund::Complete));
         };
         let attempt = attempt(&reservation, end, now);
         let call = self.end_call(&reservation, first, &settlements(end), &attempt);
         let in_first = self.end_in_slot(&call).await?;
-        let actual_end = match in_first.status {
-            ReservationStatus::Ended => end,
-            ReservationStatus::EndedBefore(before) => before,
+        let (actual_end, mut refund) = match in_first.status {
+            ReservationStatus::Ended(refund) => (end, refund),
+            ReservationStatus::EndedBefore(before) => (before, Refund::Complete),
             ReservationStatus::Expired | ReservationStatus::Outstanding(_) => {
                 return Ok(in_first.status);
             }
@@ -131,30 +136,33 @@ impl RedisStore {
         let completed = calls
             .iter()
             .map(|call| self.complete_in_slot(call, actual_end));
-        for is_ended in join_all(completed).await {
-            is_ended?;
+        for completed in join_all(completed).await {
+            refund = refund.and(completed?.unwrap_or_default());
         }
-        let has_ended = self.complete_in_slot(&call(last), actual_end).await?;
-        Ok(if has_ended && actual_end == end {
-            ReservationStatus::Ended
-        } else {
-            ReservationStatus::EndedBefore(actual_end)
+        let completed = self.complete_in_slot(&call(last), actual_end).await?;
+        Ok(match completed {
+            Some(in_last) if actual_end == end => ReservationStatus::Ended(refund.and(in_last)),
+            _ => ReservationStatus::EndedBefore(actual_end),
         })
     }
 
     /// Runs a call that ends a reservation in a further hash slot, after it has ended in the first
-    /// one. Returns whether this call has ended it there.
-    async fn complete_in_slot(&self, call: &Call, end: ReservationEnd) -> Result<bool, StoreError> {
+    /// one. Returns the refund if this call has ended it there.
+    async fn complete_in_slot(
+        &self,
+        call: &Call,
+        end: ReservationEnd,
+    ) -> Result<Option<Refund>, StoreError> {
         match self.end_in_slot(call).await?.status {
-            ReservationStatus::Ended => Ok(true),
-            ReservationStatus::EndedBefore(before) if before == end => Ok(false),
+            ReservationStatus::Ended(refund) => Ok(Some(refund)),
+            ReservationStatus::EndedBefore(before) if before == end => Ok(None),
             // A repeated call would get the same reply until the guard expires.
             ReservationStatus::EndedBefore(before) => {
                 tracing::warn!(
                     "a reservation has ended differently in two hash slots: {end:?} and \
                      {before:?}; Redis has probably lost a key in a failover or by eviction"
                 );
-                Ok(false)
+                Ok(None)
             }
             status @ (ReservationStatus::Expired | ReservationStatus::Outstanding(_)) => {
                 Err(StoreError::Unknown(format!(
@@ -192,19 +200,22 @@ impl RedisStore {
 
     /// Runs a call that ends a reservation in one hash slot. If the hash slot is migrating, the
     /// guard may be on another node than the keys, so a separate call updates the guard.
-    async fn end_in_slot(&self, call: &Call) -> Result<SlotStatus, StoreError> {
+    async fn end_in_slot(&self, call: &Call) -> Result<GuardReply, StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) => {}
-            reply => return slot_status(&reply.map_err(|error| error.into_store_error(call))?),
+            reply => return guard_reply(reply.map_err(|error| error.into_store_error(call))?),
         }
         let (mut guard, mut refund) = (call.clone(), call.clone());
         guard.keys = call.keys.last().cloned().into_iter().collect();
-        guard.args.truncate(2);
+        guard.args.truncate(SHARED_ARGS);
         refund.keys.pop();
         refund.args[1].clear();
-        let in_slot = slot_status(&self.run(&guard).await?)?;
-        if in_slot.status == ReservationStatus::Ended && !refund.keys.is_empty() {
-            self.run_refund(&refund).await?;
+        let mut in_slot = guard_reply(self.run(&guard).await?)?;
+        if let ReservationStatus::Ended(_) = in_slot.status
+            && !refund.keys.is_empty()
+        {
+            refund.args[2].clone_from(&in_slot.renewed_leases);
+            in_slot.status = ReservationStatus::Ended(self.run_refund(&refund).await?);
         }
         Ok(in_slot)
     }
@@ -237,7 +248,32 @@ impl RedisStore {
                 .collect(),
             on_late_reply: None,
         };
-        status_of(&self.run(&call).await?)
+        Ok(guard_reply(self.run(&call).await?)?.status)
+    }
+
+    /// Returns the guard in the hash slot of `key`, for the renewal of the leases there.
+    pub(crate) fn renewal_guard(
+        &self,
+        reservation: &RedisReservation<'_>,
+        key: &[u8],
+        until: Timestamp,
+        now: Timestamp,
+    ) -> RenewalGuard {
+        let slot = self.hash_slot_of(key);
+        let first = self.reserved_slots(reservation).pop_first();
+        let is_first = first.is_some_and(|(first, _)| first == slot);
+        RenewalGuard {
+            key: self.guard(slot, reservation),
+            // Only the guard in the first hash slot decides whether the reservation has expired.
+            // Any end succeeds in a further hash slot: the instant is later than the instant of a
+            // settlement there, which is 0, and not later than that of an expiry.
+            expires: if is_first {
+                until
+            } else {
+                Timestamp::from_micros(1)
+            },
+            kept_ms: kept_ms(until.max(reservation.expires), now),
+        }
     }
 
     /// Returns what the guard of `reservation` records: that the reservation has ended, or the
@@ -259,7 +295,7 @@ impl RedisStore {
             args: Vec::new(),
             on_late_reply: None,
         };
-        let status = status_of(&self.run(&call).await?)?;
+        let status = guard_reply(self.run(&call).await?)?.status;
         // Without a guard, the instant is 0.
         let no_guard = ReservationStatus::Outstanding(Timestamp::from_micros(0));
         Ok(Some(status).filter(|status| *status != no_guard))
@@ -271,17 +307,21 @@ impl RedisStore {
         &self,
         reservation: &RedisReservation<'_>,
     ) -> BTreeMap<Option<u16>, ReservedSlot> {
-        let is_cluster = self.executor.is_cluster();
-        let number = |key: &[u8]| is_cluster.then(|| hash_slot(&self.key(key)));
         let mut slots: BTreeMap<Option<u16>, ReservedSlot> = BTreeMap::new();
         for (index, charge) in reservation.charges.iter().enumerate() {
-            let slot = slots.entry(number(charge.key)).or_default();
+            let slot = slots.entry(self.hash_slot_of(charge.key)).or_default();
             slot.indices.push(index);
         }
         for key in reservation.former_keys {
-            slots.entry(number(key)).or_default();
+            slots.entry(self.hash_slot_of(key)).or_default();
         }
         slots
+    }
+
+    /// Returns the hash slot of a charge's key; `None` if Redis is not a cluster.
+    fn hash_slot_of(&self, key: &[u8]) -> Option<u16> {
+        let is_cluster = self.executor.is_cluster();
+        is_cluster.then(|| hash_slot(&self.key(key)))
     }
 
     /// Returns the guard in the hash slot with the lowest number, which decides.
@@ -295,30 +335,36 @@ impl RedisStore {
     }
 }
 
-fn status_of(reply: &Reply) -> Result<ReservationStatus, StoreError> {
-    let numbers = decode::integers(reply).ok_or_else(StoreError::unexpected_reply)?;
-    status_of_numbers(&numbers)
+/// Decodes the reply of a script that reads or changes a guard. A script that refunds nothing
+/// returns only the status and its number.
+pub(super) fn guard_reply(reply: Reply) -> Result<GuardReply, StoreError> {
+    decode_guard_reply(reply).ok_or_else(StoreError::unexpected_reply)
 }
 
-fn slot_status(reply: &Reply) -> Result<SlotStatus, StoreError> {
-    let numbers = decode::integers(reply).ok_or_else(StoreError::unexpected_reply)?;
-    let [status @ .., guard_ttl_ms] = &numbers[..] else {
-        return Err(StoreError::unexpected_reply());
+fn decode_guard_reply(reply: Reply) -> Option<GuardReply> {
+    let Reply::Array(parts) = reply else {
+        return None;
     };
-    Ok(SlotStatus {
-        status: status_of_numbers(status)?,
-        guard_ttl_ms: *guard_ttl_ms,
-    })
-}
-
-fn status_of_numbers(numbers: &[u64]) -> Result<ReservationStatus, StoreError> {
-    Ok(match *numbers {
-        [0, 0] => ReservationStatus::EndedBefore(ReservationEnd::Expired),
-        [0, cost] => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
-        [1, _] => ReservationStatus::Ended,
-        [2, _] => ReservationStatus::Expired,
-        [3, until] => ReservationStatus::Outstanding(Timestamp::from_micros(until)),
-        _ => return Err(StoreError::unexpected_reply()),
+    let mut parts = parts.into_iter();
+    let [status, number] = [parts.next()?, parts.next()?].map(|part| decode::integer(&part));
+    let optional = |part: Option<Reply>| part.map_or(Some(0), |part| decode::integer(&part));
+    let (guard_ttl_ms, kept) = (optional(parts.next())?, optional(parts.next())?);
+    let refund = match kept {
+        0 => Refund::Complete,
+        _ => Refund::Incomplete,
+    };
+    let status = match (status?, number?) {
+        (0, 0) => ReservationStatus::EndedBefore(ReservationEnd::Expired),
+        (0, cost) => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
+        (1, _) => ReservationStatus::Ended(refund),
+        (2, _) => ReservationStatus::Expired,
+        (3, until) => ReservationStatus::Outstanding(Timestamp::from_micros(until)),
+        _ => return None,
+    };
+    Some(GuardReply {
+        status,
+        guard_ttl_ms,
+        renewed_leases: parts.next().map_or(Some(Vec::new()), decode::bytes)?,
     })
 }
 

@@ -5,8 +5,8 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Settlement,
-    Source, Span, Store, StoreRequest, Timestamp,
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Refund,
+    Settlement, Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
     Address, FallbackSettings, FallbackStore, Redis, RedisReceipt, RedisReservation, RedisSettings,
@@ -23,6 +23,8 @@ use crate::{
 /// The reserved units, of a limit of 10.
 const RESERVED: u64 = 6;
 const TTL: Span = Span::from_secs(30);
+
+const ENDED: ReservationStatus = ReservationStatus::Ended(Refund::Complete);
 
 /// A cluster, and limits for keys on several nodes.
 struct Fixture {
@@ -205,6 +207,15 @@ impl Fixture {
         reply.trim_start_matches(':').parse().unwrap()
     }
 
+    /// Writes the guard in the hash slot of one of the keys. The guard must exist.
+    fn set_guard(&self, reserved: &Reserved, key: usize, value: &str) {
+        let script = "local guard = redis.call('KEYS', '*#ends*' .. ARGV[1])[1]
+            return redis.call('SET', guard, ARGV[2])";
+        let id = format!("{:02x}", reserved.id[0]).repeat(16);
+        let node = self.owner(&reserved.keys[key]);
+        assert_eq!(node.ask(&["EVAL", script, "0", &id, value]), "+OK");
+    }
+
     /// Asserts that the guards in all hash slots are kept for almost a minute longer than until
     /// `expires`.
     fn assert_guards_kept(&self, reserved: &Reserved, expires: Timestamp) {
@@ -223,7 +234,7 @@ fn at(seconds: u64) -> Timestamp {
 #[tokio::test]
 async fn a_partial_settlement_is_completed() {
     use ReservationEnd::{Expired, Settled};
-    use ReservationStatus::{Ended, EndedBefore};
+    use ReservationStatus::EndedBefore;
     let fixture = Fixture::start().await;
 
     // The holder repeats the call.
@@ -231,7 +242,7 @@ async fn a_partial_settlement_is_completed() {
     fixture.end_without(&repeated, 1, Settled(2), 1).await;
     assert_eq!(fixture.counted(&repeated).await, [2, RESERVED]);
     let ended = fixture.end(&repeated, Settled(2), 2).await;
-    assert_eq!(ended, Ok(Ended), "the caller charges the excess once");
+    assert_eq!(ended, Ok(ENDED), "the caller charges the excess once");
     assert_eq!(fixture.counted(&repeated).await, [2, 2]);
     let ended = fixture.end(&repeated, Settled(2), 3).await;
     assert_eq!(ended, Ok(EndedBefore(Settled(2))));
@@ -255,7 +266,7 @@ async fn a_partial_settlement_is_completed() {
     fixture.end_without(&unchanged, 0, Settled(2), 1).await;
     assert_eq!(fixture.counted(&unchanged).await, [RESERVED; 2]);
     let ended = fixture.end(&unchanged, Expired, 30).await;
-    assert_eq!(ended, Ok(Ended));
+    assert_eq!(ended, Ok(ENDED));
     assert_eq!(fixture.counted(&unchanged).await, [0, 0]);
 
     // An expired reservation ends in part, and a settlement is too late.
@@ -291,7 +302,7 @@ async fn the_first_hash_slot_decides_about_a_renewed_reservation() {
     assert_eq!(ended, Ok(outstanding));
     assert_eq!(fixture.counted(&reserved).await, [RESERVED; 2]);
     let ended = fixture.end(&reserved, ReservationEnd::Settled(1), 50).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     assert_eq!(fixture.counted(&reserved).await, [1, 1]);
 }
 
@@ -303,7 +314,7 @@ async fn a_shortened_reservation_ends_once() {
     fixture.renew(&reserved, at(1), at(0)).await;
     let end = ReservationEnd::Settled(RESERVED);
     let ended = fixture.end_until(&reserved, at(1), end, 0).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     fixture.assert_guards_kept(&reserved, at(0).after(TTL));
 }
 
@@ -316,7 +327,7 @@ async fn all_guards_are_kept_as_long_as_the_first_guard() {
     fixture.renew(&reserved, at(600), at(0)).await;
     let end = ReservationEnd::Settled(2);
     let ended = fixture.end(&reserved, end, 1).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     fixture.assert_guards_kept(&reserved, at(600));
 
     // The first call fails, and a repeated call completes it.
@@ -324,7 +335,7 @@ async fn all_guards_are_kept_as_long_as_the_first_guard() {
     fixture.renew(&repeated, at(600), at(0)).await;
     fixture.end_without(&repeated, 1, end, 1).await;
     let ended = fixture.end(&repeated, end, 2).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     fixture.assert_guards_kept(&repeated, at(600));
 }
 
@@ -338,7 +349,7 @@ async fn one_of_two_concurrent_calls_ends_a_reservation() {
     // call.
     let earlier = fixture.reserve(1).await;
     let ended = fixture.end(&earlier, end, 1).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     let reserved = fixture.reserve(2).await;
     let mut first = pin!(fixture.end(&reserved, end, 1));
     assert_eq!(first.as_mut().now_or_never(), None);
@@ -351,7 +362,7 @@ async fn one_of_two_concurrent_calls_ends_a_reservation() {
         .await
         .unwrap();
     let second = fixture.end(&reserved, end, 1).await;
-    assert_eq!(second, Ok(ReservationStatus::Ended));
+    assert_eq!(second, Ok(ENDED));
     assert_eq!(first.await, Ok(ReservationStatus::EndedBefore(end)));
     assert_eq!(fixture.counted(&reserved).await, [2, 2]);
 }
@@ -366,7 +377,7 @@ async fn the_last_hash_slot_ends_after_all_others() {
     fixture.end_without(&reserved, 1, end, 1).await;
     assert_eq!(fixture.counted(&reserved).await, [2, RESERVED, RESERVED]);
     let ended = fixture.end(&reserved, end, 2).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     assert_eq!(fixture.counted(&reserved).await, [2; 3]);
 }
 
@@ -377,12 +388,36 @@ async fn different_ends_in_two_hash_slots_are_not_counted_as_an_end() {
     let fixture = Fixture::start().await;
     let reserved = fixture.reserve(1).await;
     let ended = fixture.end(&reserved, ReservationEnd::Settled(2), 1).await;
-    assert_eq!(ended, Ok(ReservationStatus::Ended));
+    assert_eq!(ended, Ok(ENDED));
     assert_eq!(fixture.ask_guard(&reserved, 0, "DEL"), 1);
     let ended = fixture.end(&reserved, ReservationEnd::Expired, 30).await;
     let before = ReservationStatus::EndedBefore(ReservationEnd::Expired);
     assert_eq!(ended, Ok(before));
     assert_eq!(fixture.counted(&reserved).await[1], 2);
+}
+
+/// No store writes such a guard. A guard in a further hash slot that does not let the reservation
+/// end must not be reported as an end, because the units there are not refunded.
+#[tokio::test]
+async fn a_further_hash_slot_that_does_not_end_is_an_error() {
+    let fixture = Fixture::start().await;
+    let (settled, later) = (ReservationEnd::Settled(2), at(100).as_micros().to_string());
+    let ends = [
+        (settled, 1, "0", "Expired"),
+        (ReservationEnd::Expired, 30, &*later, "Outstanding"),
+    ];
+    for (number, (end, seconds, guard, status)) in (1..).zip(ends) {
+        let reserved = fixture.reserve(number).await;
+        // The guard exists in the further hash slot once the reservation has ended there.
+        assert_eq!(fixture.end(&reserved, end, seconds).await, Ok(ENDED));
+        let counted = fixture.counted(&reserved).await;
+        fixture.set_guard(&reserved, 1, guard);
+        let Err(StoreError::Unknown(problem)) = fixture.end(&reserved, end, seconds).await else {
+            panic!("the further hash slot reports {status}");
+        };
+        assert!(problem.contains(status), "{problem}");
+        assert_eq!(fixture.counted(&reserved).await, counted);
+    }
 }
 
 /// A call that would end an expired reservation completes a settlement, and refunds units that the

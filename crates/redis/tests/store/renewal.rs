@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate,
-    Renewal, Span, Timestamp,
+    Refund, Renewal, Settlement, Span, Timestamp,
 };
-use tidegate_redis::RedisStore;
+use tidegate_redis::{RedisReservation, RedisStore, ReservationEnd, ReservationStatus};
 
 use crate::{START, differential::strategies::Kind, server::Server};
 
@@ -249,5 +249,53 @@ async fn a_lease_under_a_foreign_value_is_lost() {
             assert_eq!(renewal, Ok(Renewal::Lost), "{foreign}");
             assert_eq!(server.command(&["GET", "tg:user:1"]).trim(), foreign);
         }
+    }
+}
+
+/// A settlement ends the reservation between the two steps of a renewal. The second step must not
+/// acquire the slot again, because no later call would release it.
+#[tokio::test]
+async fn a_renewal_that_a_settlement_overtakes_acquires_no_slot() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let at = |seconds: u64| Timestamp::from_micros(START + seconds * 1_000_000);
+        let lease = Span::from_secs(60);
+        let slots = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
+        let limits = Limits::new(vec![slots]).unwrap();
+        let charges = [Charge::new(b"key", &limits, Cost::ONE).unwrap()];
+        store.pin_clock(at(0));
+        let (_, mut receipt) = store.reserve(&charges, &mut Vec::new()).await.unwrap();
+        let former = receipt.clone();
+        let reservation = RedisReservation {
+            id: [7; 16],
+            expires: at(30),
+            charges: &charges,
+            receipt: &former,
+            former_keys: &[],
+        };
+        let renewed = store.renew_reservation(reservation, at(40), at(1)).await;
+        assert_eq!(renewed, Ok(ReservationStatus::Outstanding(at(40))));
+        let settlements = |_| vec![Settlement { unused: 1 }];
+        let end = ReservationEnd::Settled(0);
+        let ended = store.end_reservation(reservation, settlements, end, at(1));
+        assert_eq!(ended.await, Ok(ReservationStatus::Ended(Refund::Complete)));
+        store.pin_clock(at(1));
+        let renewed = store.renew_leases_of_reservation(reservation, at(40), at(1), &mut receipt);
+        assert_eq!(renewed.await, Ok(Renewal::Lost));
+        let mut outcomes = Vec::new();
+        let look = store.check(&charges, Effect::Look, &mut outcomes);
+        look.await.unwrap();
+        assert_eq!(outcomes[0].remaining, 1, "the slot is free");
+    }
+}
+
+/// Servers of earlier versions read the instant of a guard with `tonumber`. The receipts with the
+/// renewed leases follow after a zero byte.
+#[test]
+fn earlier_versions_read_the_instant_of_a_guard_with_renewed_leases() {
+    for server in Server::each() {
+        let script = "return tonumber('1700006400000000\\0' .. cmsgpack.pack({k = 7}))";
+        let instant = server.command(&["EVAL", script, "0"]);
+        assert!(instant.contains("1700006400000000"), "{instant}");
     }
 }

@@ -101,7 +101,7 @@ fn any_server_settles_a_reservation_once() {
     assert_eq!(left(&b, "u"), 400, "the reservation counts on every server");
     let settled = settle(&b, &reservation.token, 100).unwrap();
     assert_eq!(
-        (settled.settled, settled.unused, settled.over),
+        (settled.settled, settled.released, settled.over),
         (100, 500, 0)
     );
     for node in [&a, &b] {
@@ -202,7 +202,7 @@ fn a_reservation_without_redis_belongs_to_its_server() {
             .reason()
             .starts_with("is not outstanding on this server")
     );
-    assert_eq!(settle(&a, &reservation.token, 1).unwrap().unused, 99);
+    assert_eq!(settle(&a, &reservation.token, 1).unwrap().released, 99);
 }
 
 /// If a reservation is made while Redis is unreachable, the excess cost is charged after Redis is
@@ -261,7 +261,7 @@ fn an_old_token_ends_a_renewed_reservation_once() {
 fn any_server_settles_a_reservation_without_charges() {
     let (_redis, a, b) = two_nodes();
     let reservation = reserve(&a, &[("other", "x")], 5, 10).unwrap();
-    assert_eq!(settle(&b, &reservation.token, 2).unwrap().unused, 3);
+    assert_eq!(settle(&b, &reservation.token, 2).unwrap().released, 3);
     b.at_millis(10_000);
     assert!(settle(&b, &reservation.token, 2).is_err());
 }
@@ -292,7 +292,7 @@ rules:
         "the address has spent 600"
     );
     let settled = settle(&b, &reservation.token, 100).unwrap();
-    assert_eq!(settled.unused, 500);
+    assert_eq!(settled.released, 500);
     assert!(settle(&a, &reservation.token, 0).is_err());
     let other = reserve(&a, &entries("other"), 900, 10).unwrap();
     assert!(reserve(&b, &entries("third"), 1, 60).is_none());

@@ -54,33 +54,55 @@ impl OwnedCharges {
         }
     }
 
-    /// Creates charges from `list`, which contains charges and their receipts. Returns the charges
-    /// and the receipts. Omits charges whose key does not belong to a rule in `rules`. `now`
-    /// determines which overrides apply.
+    /// Creates charges from `list`, which contains charges, the limits under which they were made,
+    /// and their receipts. Returns the charges and the receipts. Omits charges whose key does not
+    /// belong to a rule in `rules`. A charge without limits has the limits that apply to its key at
+    /// `now`.
     #[must_use]
     pub fn of_known_rules<R>(
         rules: &Arc<RuleSet>,
-        list: impl IntoIterator<Item = (StoredCharge, R)>,
+        list: impl IntoIterator<Item = (StoredCharge, Option<Arc<Limits>>, R)>,
         now: Timestamp,
     ) -> (Self, Vec<R>) {
-        let known = list.into_iter().filter_map(|(charge, receipt)| {
-            let rule = rules.rule_of(&charge.key)?;
-            let plan = charge.plan.and_then(|plan| rule.plan(&plan).ok());
-            let limits = match plan {
-                Some(limits) => Arc::clone(limits),
-                None => rules.limits_of_key(rule, &charge.key, now),
-            };
-            let charge = OwnedCharge {
-                key: charge.key,
-                cost: charge.cost,
-                limits,
-                is_stretched: charge.is_stretched,
-            };
-            Some((charge, receipt))
-        });
+        let known = list
+            .into_iter()
+            .filter_map(|(charge, made_under, receipt)| {
+                let rule = rules.rule_of(&charge.key)?;
+                let plan = charge.plan.and_then(|plan| rule.plan(&plan).ok());
+                let of_key = rules.limits_of_key(rule, &charge.key, now);
+                let current = match plan {
+                    // An override takes precedence over the plan.
+                    Some(limits) if Arc::ptr_eq(&of_key, rule.limits()) => Arc::clone(limits),
+                    _ => of_key,
+                };
+                // Only the current limits have the raised limits of an elastic rule.
+                let limits = made_under.filter(|limits| !limits.iter().eq(current.iter()));
+                let limits = limits.unwrap_or(current);
+                let charge = OwnedCharge {
+                    key: charge.key,
+                    cost: charge.cost,
+                    limits,
+                    is_stretched: charge.is_stretched,
+                };
+                Some((charge, receipt))
+            });
         let (list, receipts) = known.unzip();
         let rules = Some(Arc::clone(rules));
         (Self { rules, list }, receipts)
+    }
+
+    /// Returns the charges with the limits that apply to their keys at `now`. Charges from
+    /// [`Self::of_limits`] keep their limits.
+    #[must_use]
+    pub fn under_current_limits(&self, now: Timestamp) -> Self {
+        let Some(rules) = &self.rules else {
+            return Self {
+                rules: None,
+                list: self.list.clone(),
+            };
+        };
+        let stored = self.to_stored().into_iter();
+        Self::of_known_rules(rules, stored.map(|charge| (charge, None, ())), now).0
     }
 
     /// Creates charges with the given keys, limits and costs, such as those of Envoy's descriptors.

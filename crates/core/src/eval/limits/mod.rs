@@ -233,6 +233,12 @@ impl Limits {
         groups.any(|group| matches!(group.kernel, Kernel::Lease(_)))
     }
 
+    /// Returns whether one of the limits counts units, that is, is not a concurrency limit.
+    pub(crate) fn has_units(&self) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|group| !matches!(group.kernel, Kernel::Lease(_)))
+    }
+
     /// Returns the shortest lease of the concurrency limits: how long a slot stays held without a
     /// renewal. Returns `None` if there is no concurrency limit.
     #[must_use]

@@ -4,16 +4,17 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Settlement};
+use tidegate_core::{Charge, Cost, Decision, Effect, Outcome, Refund, Settlement};
 use tokio::sync::oneshot;
 
 use crate::{
     RedisStore, StoreError,
-    call::{Call, OnLateReply},
+    call::{Call, OnLateReply, Reply},
     decode::{self, CheckReply},
     encode,
     exec::{self, ExecError},
     scripts,
+    store::reservation::{ReservationStatus, guard_reply},
 };
 
 /// A record of a decision's charges. A receipt can be used once, for the charges for which it was
@@ -67,6 +68,9 @@ pub(super) struct ChargeToSettle<'s> {
     pub(super) receipt: &'s [u8],
     pub(super) settlement: Settlement,
 }
+
+/// The number of arguments of `refund.lua` before the arguments of each charge.
+pub(super) const SHARED_ARGS: usize = 3;
 
 /// The argument that makes `refund.lua` release only the leases.
 const LEASES: &[u8] = b"leases";
@@ -150,7 +154,7 @@ impl RedisStore {
 
     /// Builds the call that settles charges of one slot.
     pub(super) fn settle_call<'s>(&self, due: impl Iterator<Item = ChargeToSettle<'s>>) -> Call {
-        let (mut charges, mut args) = (Vec::new(), vec![self.instant(), Vec::new()]);
+        let (mut charges, mut args) = (Vec::new(), vec![self.instant(), Vec::new(), Vec::new()]);
         for ChargeToSettle {
             charge,
             receipt,
@@ -176,18 +180,17 @@ impl RedisStore {
     }
 
     /// Runs a call of `refund.lua`, split into one call per key if the keys are on two nodes
-    /// because their slot is migrating.
-    pub(super) async fn run_refund(&self, call: &Call) -> Result<(), StoreError> {
+    /// because their slot is migrating. Returns whether all units were refunded.
+    pub(super) async fn run_refund(&self, call: &Call) -> Result<Refund, StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
-                for call in call.split_by_key(2) {
-                    self.run(&call).await?;
+                let mut refund = Refund::Complete;
+                for call in call.split_by_key(SHARED_ARGS) {
+                    refund = refund.and(refund_of(self.run(&call).await?)?);
                 }
-                Ok(())
+                Ok(refund)
             }
-            reply => reply
-                .map(drop)
-                .map_err(|error| error.into_store_error(call)),
+            reply => refund_of(reply.map_err(|error| error.into_store_error(call))?),
         }
     }
 
@@ -239,6 +242,14 @@ impl CheckCall {
     }
 }
 
+/// Returns the refund in the reply of `refund.lua` without a guard.
+fn refund_of(reply: Reply) -> Result<Refund, StoreError> {
+    match guard_reply(reply)?.status {
+        ReservationStatus::Ended(refund) => Ok(refund),
+        _ => Err(StoreError::unexpected_reply()),
+    }
+}
+
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
 fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
     // The charges' programs (encoded limits) directly follow the first three arguments. The
@@ -246,7 +257,7 @@ fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with the time, the effect and the expiry slack");
     };
-    let mut args = vec![instant.clone(), Vec::new()];
+    let mut args = vec![instant.clone(), Vec::new(), Vec::new()];
     for (program, receipt) in programs.iter().zip(receipts) {
         args.extend([program.clone(), receipt.clone(), Vec::new()]);
     }

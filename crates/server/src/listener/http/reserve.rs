@@ -98,10 +98,10 @@ pub(super) async fn settle(
         .map_err(problem)?;
     let SettledReservation {
         settled,
-        unused,
+        released,
         over,
     } = settled;
-    let body = format!("{{\"settled\":{settled},\"released\":{unused},\"over\":{over}}}");
+    let body = format!("{{\"settled\":{settled},\"released\":{released},\"over\":{over}}}");
     Ok(response::json_document(StatusCode::OK, body))
 }
 

@@ -264,7 +264,7 @@ impl<T: AsRef<str>> TokenCommand<T> {
                     Ok(settled) => {
                         reply.array(3);
                         reply.count(settled.settled);
-                        reply.count(settled.unused);
+                        reply.count(settled.released);
                         reply.count(settled.over);
                     }
                     Err(error) => reject_token(limiter, reply, &error),
