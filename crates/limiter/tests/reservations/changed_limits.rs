@@ -1,4 +1,4 @@
-//! Reservations whose limits an override changes while they are outstanding.
+//! Limits that an override changes: outstanding reservations, and the waits that a peek reports.
 
 use tidegate_config::ReservationExpiry;
 use tidegate_core::{Effect, Replacement};
@@ -186,6 +186,32 @@ fn any_token_of_a_renewed_reservation_releases_its_slot() {
                 false => [&renewed, &former],
             };
             repeated_settlement(tokens, &fleet);
+        }
+    });
+}
+
+/// A client peeks, waits for the reported time, and is then admitted. The peek under the new limits
+/// begins to use the raised rate, or the shorter window.
+#[test]
+fn a_wait_that_a_peek_reports_is_exact_after_a_change() {
+    // The instant of the peek, the wait, and the new limit.
+    let cases = [
+        (Kind::TokenBucket, 0, 1_500, "40/min capacity 20"),
+        (Kind::FixedWindow, 15_000, 5_000, "5/10s"),
+    ];
+    on_each_backend(|runtime, backend| {
+        for (kind, later, wait, limit) in cases {
+            let mut fleet = fleet(runtime, backend, kind, "peek");
+            assert!(fleet.check(0, HOLDER, 20, Effect::Charge));
+            fleet.set_override("r0", Replacement::Limits(Box::new([limit.into()])));
+            let last = fleet.len() - 1;
+            let mut is_admitted_at = |at, effect| {
+                fleet.set_clocks(START + at);
+                fleet.check(last, HOLDER, 1, effect)
+            };
+            assert!(!is_admitted_at(later, Effect::Peek), "{kind:?}");
+            assert!(!is_admitted_at(later + wait - 1, Effect::Peek), "{kind:?}");
+            assert!(is_admitted_at(later + wait, Effect::Charge), "{kind:?}");
         }
     });
 }

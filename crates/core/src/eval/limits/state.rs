@@ -462,9 +462,12 @@ impl Limits {
             is_exceeded |= drain.is_some();
             // As long as one limit is exceeded, the states of all limits keep their former terms.
             let in_former_units = || {
-                old.as_ref().map(|old| Drain {
-                    retry_after: old.retry(&state, now, 0, cost),
-                    reset_after: old.status(&state, now, 0).reset_after,
+                // A window contains its end, so its former terms need not be known.
+                let is_window = matches!(state, State::Window(_));
+                let former = old.as_ref().or(is_window.then_some(kernel));
+                former.map(|former| Drain {
+                    retry_after: former.retry(&state, now, 0, cost),
+                    reset_after: former.status(&state, now, 0).reset_after,
                 })
             };
             if let Some(drain) = drain.or_else(in_former_units) {
