@@ -525,6 +525,29 @@ async fn requests_that_cannot_be_decided_get_a_code() {
     assert_eq!(refused.unwrap_err().code(), Status::Unknown);
 }
 
+/// During an upgrade, the old process answers with a status after which the client may send the
+/// call again, to the new process.
+#[tokio::test]
+async fn a_commit_of_a_moved_reservation_can_be_repeated() {
+    let listener = open();
+    let mut caller = Caller::of(&listener).await;
+    let id = caller.reserved(&["user"], 40).await;
+    listener.limiter.send_state(&mut |_, _| Ok(())).unwrap();
+    let request = CommitRequest {
+        domain: "llm".to_owned(),
+        descriptors: descriptors(&["user"]),
+        reservation_id: id.clone(),
+        actual_amount: 10,
+    };
+    let moved = caller.client.call::<_, CommitResponse>(COMMIT, request);
+    let moved = moved.await.unwrap_err();
+    assert_eq!(moved.code(), Status::Unavailable, "{moved}");
+    // The new process has failed, so the old process answers the repeated call.
+    listener.limiter.take_back_state();
+    assert!(caller.commit(&["user"], &id, 10).await);
+    assert_eq!(caller.left("user").await, 90);
+}
+
 #[tokio::test]
 async fn reservations_are_bounded_and_can_be_off() {
     let settings = |max| ReservationsConfig {
