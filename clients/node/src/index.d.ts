@@ -125,7 +125,7 @@ export interface ReservedVerdict extends Verdict {
 export interface Settled {
   /** The units that stay charged. */
   settled: number;
-  /** The reserved units that are refunded. */
+  /** The reserved units that were not used; 0 if they stay charged to a rule. */
   released: number;
   /** The charged units beyond the reserved units. */
   over: number;

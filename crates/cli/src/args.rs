@@ -374,6 +374,7 @@ pub(crate) struct BlocksOptions {
 pub(crate) struct OverrideOptions {
     /// A limit such as 200/min, or a factor such as 2x; may be repeated for several limits
     #[arg(long = "limit", value_name = "LIMIT", required_unless_present_any = ["plan", "remove"])]
+    #[arg(allow_hyphen_values = true, value_parser = limit)]
     pub(crate) limits: Vec<String>,
     /// The plan whose limits apply
     #[arg(long, value_name = "PLAN", conflicts_with = "limits")]
@@ -515,6 +516,17 @@ pub(crate) struct ExplainOptions {
     /// Use the values unchanged, for services that send their entries with `raw`
     #[arg(long)]
     pub(crate) raw: bool,
+}
+
+/// Reads the limit of an override. The server checks the rest of it.
+fn limit(text: &str) -> Result<String, String> {
+    match text.starts_with('-') {
+        false => Ok(text.to_owned()),
+        true => Err(
+            "expected a limit such as 200/min, or a factor such as 2x, neither of which is negative"
+                .to_owned(),
+        ),
+    }
 }
 
 fn entry(text: &str) -> Result<(String, String), String> {
@@ -754,6 +766,21 @@ mod tests {
     #[test]
     fn the_program_is_named_tidegate() {
         assert_eq!(Args::command().get_name(), "tidegate");
+    }
+
+    #[test]
+    fn a_negative_limit_is_refused_with_the_expected_form() {
+        let parse = |limit| {
+            let arguments = ["tidegate", "override", "api", "acme", "--limit", limit];
+            Args::try_parse_from(arguments)
+        };
+        assert!(parse("2x").is_ok());
+        for limit in ["-2x", "-5/min", "--for"] {
+            let error = parse(limit).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ValueValidation, "{limit}");
+            let error = error.to_string();
+            assert!(error.contains("a factor such as 2x, neither"), "{error}");
+        }
     }
 
     #[test]

@@ -12,6 +12,20 @@ fn from(listener: &TestListener, ip: &str) -> bool {
 }
 
 #[test]
+fn an_asterisk_in_a_block_is_literal_and_the_reply_says_so() {
+    let listener = TestListener::open();
+    let put = listener.ask("PUT", "/v1/entry-blocks/path/%2Fx*", r#"{"for": "1h"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    let hint = put.json()["hint"].clone();
+    let expected = "`*` is literal in a block: only requests whose `path` is exactly `/x*` are blocked; to block a \
+                    pattern, add a rule with `when: {path: \"/x*\"}` and `limits: 0/h`; this block is lost";
+    assert!(hint.as_str().unwrap().starts_with(expected), "{hint}");
+    let is_admitted = |path| listener.charge(&[("path", path), ("ip", "::1")], 1);
+    assert!(!is_admitted("/x*"));
+    assert!(is_admitted("/xy"));
+}
+
+#[test]
 fn a_network_is_blocked_listed_shown_and_lifted() {
     let listener = TestListener::open();
     assert!(from(&listener, "203.0.113.9"));

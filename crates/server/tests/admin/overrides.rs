@@ -69,6 +69,24 @@ fn an_override_is_set_listed_shown_and_removed() {
     }
 }
 
+/// The limits of an override replace all limits of the rule, not only those with the same window.
+#[test]
+fn an_override_with_fewer_limits_than_its_rule_says_so() {
+    let listener = TestListener::open();
+    let hint = |body| {
+        let put = listener.ask("PUT", &path(), body).json();
+        put["hint"].as_str().unwrap().to_owned()
+    };
+    let expected = "this override replaces all 2 limits of the rule (2/min, 100/h) with \
+                    5/h; list every limit that must stay; this override is lost";
+    let fewer = hint(r#"{"limits": ["5/h"]}"#);
+    assert!(fewer.starts_with(expected), "{fewer}");
+    for body in [r#"{"limits": ["2/min", "5/h"]}"#, r#"{"limits": "2x"}"#] {
+        let hint = hint(body);
+        assert!(hint.starts_with("this override is lost"), "{hint}");
+    }
+}
+
 #[test]
 fn the_limits_of_an_override_are_enforced_and_explained() {
     let listener = TestListener::open();
@@ -185,7 +203,18 @@ fn bad_overrides_are_rejected() {
         (
             KEY,
             r#"{"limits": [7]}"#,
-            "limits: expected a limit such as",
+            "limits[0]: expected a string, got 7; give `limits` as a limit such as \"200/min\" or a factor such as \
+             \"2x\", or as a list of limits such as [\"10/s\", \"200/min\"]",
+        ),
+        (
+            KEY,
+            r#"{"limits": ["50/d", {"limit": 5}]}"#,
+            "limits[1]: expected a string, got an object; give `limits` as a limit such as",
+        ),
+        (
+            KEY,
+            r#"{"limits": {"limit": 5}}"#,
+            "limits: expected a string, got an object; give `limits` as a limit such as",
         ),
         (
             KEY,

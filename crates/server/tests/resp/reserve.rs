@@ -92,6 +92,18 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.RESERVE PEEK customer acme",
+            "-ERR peek: is not an option of a reservation, which always charges; use TIDEGATE.CHECK PEEK",
+        ),
+        (
+            "TIDEGATE.RESERVE COST 3 PEEK customer acme",
+            "-ERR peek: is not an option of a reservation",
+        ),
+        (
+            "TIDEGATE.RESERVE customer acme PEEK",
+            "-ERR peek: is not an option of a reservation",
+        ),
+        (
+            "TIDEGATE.RESERVE customer",
             "-ERR wrong number of arguments for 'tidegate.reserve' command",
         ),
         (

@@ -138,13 +138,33 @@ pub(super) async fn put(
     }
     let change = json!({"before": before, "after": view.end_and_reason(&new)});
     record(auditor, EventType::BlockAdded, &target, change);
-    if !limiter.are_overrides_persistent() {
-        document["hint"] =
-            "this block is lost when the server restarts: its memory store has no snapshot; set \
-             `store.memory.snapshot` to keep blocks, overrides and counters"
-                .into();
+    let lost = (!limiter.are_overrides_persistent()).then(|| {
+        "this block is lost when the server restarts: its memory store has no snapshot; set \
+         `store.memory.snapshot` to keep blocks, overrides and counters"
+            .to_owned()
+    });
+    let hints: Vec<String> = literal_asterisk(&target).into_iter().chain(lost).collect();
+    if !hints.is_empty() {
+        document["hint"] = hints.join("; ").into();
     }
     Ok(json(StatusCode::OK, &document))
+}
+
+/// Returns a hint if a value contains a `*`, which is not a pattern in a block.
+fn literal_asterisk(target: &EntryBlockTarget) -> Option<String> {
+    let mut entries = target.entries().iter();
+    let (name, text) = entries.find_map(|entry| match &entry.value {
+        BlockedValue::Text(text) if text.contains('*') => Some((&entry.name, text)),
+        _ => None,
+    })?;
+    Some(format!(
+        "`*` is literal in a block: only requests whose `{}` is exactly `{}` are blocked; to block a pattern, add a \
+         rule with `when: {{{}: \"{}\"}}` and `limits: 0/h`",
+        shown(name),
+        shown(text),
+        shown(name),
+        shown(text)
+    ))
 }
 
 /// Serves `DELETE /v1/entry-blocks/{entry}/{value}…`. The rule does not have to exist.

@@ -134,13 +134,40 @@ pub(super) async fn put(
     }
     let change = json!({"before": before, "after": view.change(&new)});
     auditor.record_key(EventType::OverrideSet, target, change);
-    if !limiter.are_overrides_persistent() {
-        document["hint"] =
-            "this override is lost when the server restarts: its memory store has no snapshot; set \
-             `store.memory.snapshot` to keep overrides and counters"
-                .into();
+    let lost = (!limiter.are_overrides_persistent()).then(|| {
+        "this override is lost when the server restarts: its memory store has no snapshot; set \
+         `store.memory.snapshot` to keep overrides and counters"
+            .to_owned()
+    });
+    let hints: Vec<String> = fewer_limits(&rule, &new.replacement)
+        .into_iter()
+        .chain(lost)
+        .collect();
+    if !hints.is_empty() {
+        document["hint"] = hints.join("; ").into();
     }
     Ok(json(StatusCode::OK, &document))
+}
+
+/// Returns a hint if an override lists fewer limits than its rule has. The override replaces all
+/// limits of the rule.
+fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
+    let Replacement::Limits(limits) = replacement else {
+        return None;
+    };
+    let own: Vec<&str> = rule
+        .limits()
+        .iter()
+        .map(|limit| &**limit.policy())
+        .collect();
+    (limits.len() < own.len()).then(|| {
+        format!(
+            "this override replaces all {} limits of the rule ({}) with {}; list every limit that must stay",
+            own.len(),
+            own.join(", "),
+            limits.join(", ")
+        )
+    })
 }
 
 /// Serves `DELETE /v1/overrides/{rule}/{key}`. The rule does not have to exist.
@@ -346,22 +373,23 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
 
 /// Reads `limits`: a limit, a list of limits, or a factor.
 fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
-    let wrong = || {
+    let wrong = |field: &str, value: &Json<'_>| {
         let problem = format!(
-            "expected a limit such as \"200/min\", a list of limits, or a factor such as \"2x\", got {value}"
+            "expected a string, got {value}; give `limits` as a limit such as \"200/min\" or a factor such as \"2x\", \
+             or as a list of limits such as [\"10/s\", \"200/min\"]"
         );
-        Problem::bad("limits", problem)
+        Problem::bad(field, problem)
     };
     let texts: Vec<&str> = match value {
         Json::Text(text) => vec![text],
         Json::List(items) => {
-            let texts = items.iter().map(|item| match item {
+            let texts = items.iter().enumerate().map(|(at, item)| match item {
                 Json::Text(text) => Ok(&**text),
-                _ => Err(wrong()),
+                _ => Err(wrong(&format!("limits[{at}]"), item)),
             });
             texts.collect::<Result<_, _>>()?
         }
-        _ => return Err(wrong()),
+        _ => return Err(wrong("limits", value)),
     };
     // No limit ends with an `x`.
     if let Some(factor) = texts.iter().find(|text| text.ends_with(['x', 'X'])) {

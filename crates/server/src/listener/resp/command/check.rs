@@ -106,6 +106,12 @@ impl<'a> CheckCommand<'a> {
             }
         }
         if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
+            let is_peek =
+                pairs.is(0, "peek") || pairs.len() > 0 && pairs.is(pairs.len() - 1, "peek");
+            if is_peek && !is_check {
+                let problem = "is not an option of a reservation, which always charges; use TIDEGATE.CHECK PEEK";
+                return Err(RequestError::new("peek", problem).into());
+            }
             return Err(CheckRefusal::NoPairs);
         }
         if effect == Some(Effect::Peek) && given_wait.is_some() {
