@@ -4,8 +4,6 @@ use std::{fmt, sync::Arc};
 
 use tidegate_core::Effect;
 
-use crate::conversion::Conversions;
-
 /// A Lua script and its digest. Once the source has been sent to the server, the digest identifies
 /// the script.
 pub(crate) struct Script {
@@ -97,12 +95,6 @@ impl Intent {
     /// parameters. If not, the script uses the converted state only for the reply.
     pub(crate) fn can_store_conversion(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny | Self::Peek)
-    }
-
-    /// Returns whether the script must be called again with `conversions`. A peek needs them only
-    /// if a converted state is kept. The client can compute the reply without another call.
-    pub(crate) fn needs_call_with(self, conversions: &Conversions) -> bool {
-        self != Self::Peek || conversions.is_any_kept()
     }
 
     /// Returns the operation's name in the script.

@@ -10,20 +10,11 @@ use crate::{
     encode,
     exec::ExecError,
     scripts,
+    store::RenewalGuard,
 };
 
 /// The number of arguments of `renew.lua` before the arguments of each charge.
 const SHARED_ARGS: usize = 4;
-
-/// The guard of a reservation whose leases are renewed.
-#[derive(Clone, Debug)]
-pub(crate) struct RenewalGuard {
-    pub(crate) key: Vec<u8>,
-    /// The instant at which the reservation expires, for a guard that does not exist yet.
-    pub(crate) expires: Timestamp,
-    /// How long to keep the guard, in milliseconds.
-    pub(crate) kept_ms: u64,
-}
 
 impl RedisStore {
     /// Renews the concurrency leases of `charges`, so that each lease restarts now. `receipt` is

@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use futures_util::future::try_join_all;
 use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
-use super::{CONTENDED, MAX_TRIES, reserve::CheckCall};
+use super::{CONTENDED, MAX_TRIES, needs_call, reserve::CheckCall};
 use crate::{
     RedisReceipt, RedisStore, StoreError, call::Intent, client::hash_slot, conversion::Conversions,
     decode::CheckReply, encode,
@@ -246,7 +246,7 @@ impl RedisStore {
                     CheckReply::Outdated { now, values } if converts => {
                         let converted =
                             self.conversions(&group.charges, values.clone(), now, intent)?;
-                        if intent.needs_call_with(&converted) {
+                        if needs_call(intent, &converted) {
                             *conversions = converted;
                         } else {
                             replies.push(SlotReply::Values {

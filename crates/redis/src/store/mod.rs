@@ -2,11 +2,14 @@
 
 mod cross_slot;
 mod fast_path;
+mod guard_reply;
 mod reservation;
 mod reserve;
 
+pub(crate) use self::reservation::RenewalGuard;
 pub use self::{
-    reservation::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus},
+    guard_reply::{ReservationEnd, ReservationStatus},
+    reservation::{GUARD_KEPT, RedisReservation},
     reserve::RedisReceipt,
 };
 
@@ -216,7 +219,7 @@ impl RedisStore {
                 CheckReply::Outdated { now, values } if can_convert => {
                     conversions = self.conversions(charges, values.clone(), now, intent)?;
                     can_convert = intent != Intent::Peek;
-                    if !intent.needs_call_with(&conversions) {
+                    if !needs_call(intent, &conversions) {
                         let replayed = self.replay(charges, &values, now, intent)?;
                         return Ok(replayed.report(now, outcomes));
                     }
@@ -450,6 +453,12 @@ impl RedisStore {
             SLACK_MS
         }
     }
+}
+
+/// Returns whether the script must be called again with `conversions`. A peek needs them only if a
+/// converted state is kept. The store can compute the reply without another call.
+fn needs_call(intent: Intent, conversions: &Conversions) -> bool {
+    intent != Intent::Peek || conversions.is_any_kept()
 }
 
 /// A script's decision, repeated with the memory store's algorithms.

@@ -16,15 +16,12 @@ use std::collections::BTreeMap;
 use futures_util::future::join_all;
 use tidegate_core::{Charge, Refund, Settlement, Span, Timestamp, bounds::MAX_COUNT};
 
-use super::reserve::{ChargeToSettle, SHARED_ARGS};
+use super::{
+    guard_reply::{GuardReply, ReservationEnd, ReservationStatus, guard_reply},
+    reserve::{ChargeToSettle, SHARED_ARGS},
+};
 use crate::{
-    RedisReceipt, RedisStore, StoreError,
-    call::{Call, Reply},
-    client::hash_slot,
-    decode,
-    exec::ExecError,
-    layout,
-    renew::RenewalGuard,
+    RedisReceipt, RedisStore, StoreError, call::Call, client::hash_slot, exec::ExecError, layout,
     scripts,
 };
 
@@ -49,29 +46,6 @@ pub struct RedisReservation<'r> {
     pub former_keys: &'r [Box<[u8]>],
 }
 
-/// How a reservation ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReservationEnd {
-    /// The holder settles the reservation at this final cost. The reservation must not have
-    /// expired.
-    Settled(u64),
-    /// The reservation has expired. The reservation must not have been renewed.
-    Expired,
-}
-
-/// The status of a reservation after a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReservationStatus {
-    /// The call has ended the reservation. The field is whether all unused units were given back.
-    Ended(Refund),
-    /// An earlier call has already ended the reservation in this way.
-    EndedBefore(ReservationEnd),
-    /// The reservation has expired. The call has not refunded the reservation.
-    Expired,
-    /// The reservation is outstanding until the instant.
-    Outstanding(Timestamp),
-}
-
 /// The charges of a reservation in one hash slot.
 #[derive(Debug, Default)]
 struct ReservedSlot {
@@ -79,15 +53,14 @@ struct ReservedSlot {
     indices: Vec<usize>,
 }
 
-/// The reply of a script that reads or changes a guard.
+/// The guard of a reservation whose leases are renewed.
 #[derive(Clone, Debug)]
-pub(super) struct GuardReply {
-    pub(super) status: ReservationStatus,
-    /// How long Redis still keeps the guard, in milliseconds; 0 if the reservation has not ended.
-    guard_ttl_ms: u64,
-    /// The packed receipts with the renewed leases, which the guard contained before the
-    /// reservation ended.
-    renewed_leases: Vec<u8>,
+pub(crate) struct RenewalGuard {
+    pub(crate) key: Vec<u8>,
+    /// The instant at which the reservation expires, for a guard that does not exist yet.
+    pub(crate) expires: Timestamp,
+    /// How long to keep the guard, in milliseconds.
+    pub(crate) kept_ms: u64,
 }
 
 impl RedisStore {
@@ -333,39 +306,6 @@ impl RedisStore {
     fn guard(&self, slot: Option<u16>, reservation: &RedisReservation<'_>) -> Vec<u8> {
         layout::guard_key(self.prefix(), slot, &reservation.id)
     }
-}
-
-/// Decodes the reply of a script that reads or changes a guard. A script that refunds nothing
-/// returns only the status and its number.
-pub(super) fn guard_reply(reply: Reply) -> Result<GuardReply, StoreError> {
-    decode_guard_reply(reply).ok_or_else(StoreError::unexpected_reply)
-}
-
-fn decode_guard_reply(reply: Reply) -> Option<GuardReply> {
-    let Reply::Array(parts) = reply else {
-        return None;
-    };
-    let mut parts = parts.into_iter();
-    let [status, number] = [parts.next()?, parts.next()?].map(|part| decode::integer(&part));
-    let optional = |part: Option<Reply>| part.map_or(Some(0), |part| decode::integer(&part));
-    let (guard_ttl_ms, kept) = (optional(parts.next())?, optional(parts.next())?);
-    let refund = match kept {
-        0 => Refund::Complete,
-        _ => Refund::Incomplete,
-    };
-    let status = match (status?, number?) {
-        (0, 0) => ReservationStatus::EndedBefore(ReservationEnd::Expired),
-        (0, cost) => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
-        (1, _) => ReservationStatus::Ended(refund),
-        (2, _) => ReservationStatus::Expired,
-        (3, until) => ReservationStatus::Outstanding(Timestamp::from_micros(until)),
-        _ => return None,
-    };
-    Some(GuardReply {
-        status,
-        guard_ttl_ms,
-        renewed_leases: parts.next().map_or(Some(Vec::new()), decode::bytes)?,
-    })
 }
 
 /// Encodes an attempt to end a reservation, for `guard.lua`.

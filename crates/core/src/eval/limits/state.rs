@@ -464,7 +464,7 @@ impl Limits {
             let in_former_units = || {
                 // A window contains its end, so its former terms need not be known.
                 let is_window = matches!(state, State::Window(_));
-                let former = old.as_ref().or(is_window.then_some(kernel));
+                let former = old.as_ref().or_else(|| is_window.then_some(kernel));
                 former.map(|former| Drain {
                     retry_after: former.retry(&state, now, 0, cost),
                     reset_after: former.status(&state, now, 0).reset_after,

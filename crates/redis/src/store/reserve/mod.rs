@@ -14,7 +14,7 @@ use crate::{
     encode,
     exec::{self, ExecError},
     scripts,
-    store::reservation::{ReservationStatus, guard_reply},
+    store::guard_reply::{ReservationStatus, guard_reply},
 };
 
 /// A record of a decision's charges. A receipt can be used once, for the charges for which it was
