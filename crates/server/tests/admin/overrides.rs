@@ -69,6 +69,28 @@ fn an_override_is_set_listed_shown_and_removed() {
     }
 }
 
+#[test]
+fn a_limit_that_is_not_a_string_is_rejected_with_its_position() {
+    let listener = TestListener::open();
+    for (body, field, got) in [
+        (r#"{"limits": [7]}"#, "limits[0]", "7"),
+        (
+            r#"{"limits": ["50/d", {"limit": 5}]}"#,
+            "limits[1]",
+            "an object",
+        ),
+        (r#"{"limits": {"limit": 5}}"#, "limits", "an object"),
+    ] {
+        let answer = listener.ask("PUT", &path(), body);
+        assert_eq!(answer.status, 400, "{body}");
+        let expected = format!(
+            "{field}: expected a string, got {got}; give `limits` as a limit such as \"200/min\" or a factor such \
+             as \"2x\", or as a list of limits such as [\"10/s\", \"200/min\"]"
+        );
+        assert_eq!(answer.problem(), expected, "{body}");
+    }
+}
+
 /// The limits of an override replace all limits of the rule, not only those with the same window.
 #[test]
 fn an_override_with_fewer_limits_than_its_rule_says_so() {
@@ -199,22 +221,6 @@ fn bad_overrides_are_rejected() {
             KEY,
             r#"{"limits": []}"#,
             "limits: must name at least one limit",
-        ),
-        (
-            KEY,
-            r#"{"limits": [7]}"#,
-            "limits[0]: expected a string, got 7; give `limits` as a limit such as \"200/min\" or a factor such as \
-             \"2x\", or as a list of limits such as [\"10/s\", \"200/min\"]",
-        ),
-        (
-            KEY,
-            r#"{"limits": ["50/d", {"limit": 5}]}"#,
-            "limits[1]: expected a string, got an object; give `limits` as a limit such as",
-        ),
-        (
-            KEY,
-            r#"{"limits": {"limit": 5}}"#,
-            "limits: expected a string, got an object; give `limits` as a limit such as",
         ),
         (
             KEY,
