@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
+use redis::Cmd;
 use tidegate_core::Effect;
 
 /// A Lua script and its digest. Once the source has been sent to the server, the digest identifies
@@ -25,9 +26,12 @@ impl fmt::Debug for Script {
     }
 }
 
-/// A callback for a reply that arrives after the caller has stopped waiting.
+/// A callback for a reply that arrives after the caller has stopped waiting. The callback also gets
+/// the command that was sent.
 #[derive(Clone)]
-pub(crate) struct OnLateReply(pub(crate) Arc<dyn Fn(Reply) + Send + Sync>);
+pub(crate) struct OnLateReply(pub(crate) Arc<LateReplyFn>);
+
+type LateReplyFn = dyn Fn(&Cmd, Reply) + Send + Sync;
 
 impl fmt::Debug for OnLateReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

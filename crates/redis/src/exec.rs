@@ -2,7 +2,7 @@
 
 use std::{fmt, future::Future, pin::Pin};
 
-use redis::{Cmd, RedisError, ServerErrorKind, Value};
+use redis::{Arg, Cmd, RedisError, ServerErrorKind, Value};
 
 use crate::{
     call::{Call, Reply},
@@ -70,6 +70,13 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>>;
 }
 
+/// Runs a single call.
+pub(crate) async fn run_once(executor: &dyn Executor, call: &Call) -> Result<Reply, ExecError> {
+    let mut replies = executor.run(std::slice::from_ref(call)).await;
+    let reply = replies.pop();
+    reply.unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
+}
+
 /// How a command specifies its script: by digest, or as source code.
 #[derive(Clone, Copy)]
 pub(crate) enum ScriptForm {
@@ -88,6 +95,29 @@ pub(crate) fn command(call: &Call, form: ScriptForm) -> Cmd {
         command.arg(part.as_slice());
     });
     command
+}
+
+/// The keys and the arguments of a call, as they were sent in a command.
+#[derive(Debug)]
+pub(crate) struct SentCall<'c> {
+    pub(crate) keys: Vec<&'c [u8]>,
+    pub(crate) args: Vec<&'c [u8]>,
+}
+
+impl<'c> SentCall<'c> {
+    /// Reads the call that [`command`] has built as `sent`.
+    pub(crate) fn read(sent: &'c Cmd) -> Option<Self> {
+        let mut parts = sent.args_iter().map(|part| match part {
+            Arg::Simple(part) => part,
+            _ => &[],
+        });
+        // The name of the command and the script precede the number of keys.
+        let keys = std::str::from_utf8(parts.nth(2)?).ok()?.parse().ok()?;
+        Some(Self {
+            keys: parts.by_ref().take(keys).collect(),
+            args: parts.collect(),
+        })
+    }
 }
 
 /// Returns whether the server did not run the script because it does not know the digest.
@@ -132,4 +162,29 @@ pub(crate) fn parse_reply(reply: Value) -> Result<Reply, ExecError> {
         ) => ExecError::NotExecuted(problem),
         _ => ExecError::Refused(problem + advice),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scripts;
+
+    #[test]
+    fn a_sent_call_has_the_keys_and_the_arguments_of_the_call() {
+        let bytes = |parts: &[&str]| parts.iter().map(|part| Vec::from(*part)).collect();
+        let call = Call {
+            script: &scripts::REFUND,
+            keys: bytes(&["a", "", "c"]),
+            args: bytes(&["", "charge", "3"]),
+            on_late_reply: None,
+        };
+        for form in [ScriptForm::Sha, ScriptForm::Source] {
+            let sent = command(&call, form);
+            let SentCall { keys, args } = SentCall::read(&sent).unwrap();
+            assert_eq!(
+                (keys, args),
+                (vec![&b"a"[..], b"", b"c"], vec![&b""[..], b"charge", b"3"])
+            );
+        }
+    }
 }

@@ -69,7 +69,7 @@ pub(super) async fn run(
         let sent = connection.send_packed_commands(&pipeline, 0, replies).await;
         match sent {
             Ok(values) if values.len() == replies => {
-                deliver(&mut batch, values);
+                deliver(&mut batch, &pipeline, values);
                 record(BatchOutcome::Answered);
             }
             Err(error) if error.is_timeout() => {
@@ -111,19 +111,24 @@ fn build_pipeline(batch: &mut [QueuedCommand]) -> (Pipeline, usize) {
 }
 
 /// Sends each reply in `values` to the caller that made the corresponding request in `batch`.
-fn deliver(batch: &mut Vec<QueuedCommand>, values: Vec<Value>) {
-    let mut values = values.into_iter();
+/// `pipeline` contains the commands.
+fn deliver(batch: &mut Vec<QueuedCommand>, pipeline: &Pipeline, values: Vec<Value>) {
+    debug_assert_eq!(pipeline.len(), values.len());
+    let mut answered = pipeline.cmd_iter().zip(values);
     for request in batch.drain(..) {
         if request.asking {
-            values.next();
+            answered.next();
         }
-        let reply = values.next().ok_or(NoReply::Unknown);
+        let Some((command, reply)) = answered.next() else {
+            let _ = request.reply.send(Err(NoReply::Unknown));
+            continue;
+        };
         // If the caller has stopped waiting, the callback gets the late reply, for example to
         // refund the charge.
         if let (Err(Ok(late)), Some(on_late_reply)) =
-            (request.reply.send(reply), request.command.on_late_reply)
+            (request.reply.send(Ok(reply)), request.command.on_late_reply)
         {
-            (on_late_reply.0)(late);
+            (on_late_reply.0)(command, late);
         }
     }
 }

@@ -30,13 +30,13 @@ use tokio::runtime::Handle;
 use self::{cross_slot::SlotGroup, fast_path::FastPathResult};
 use crate::{
     Address, ConnectError, Redis, RedisSettings, Topology,
-    call::{Call, Intent, Reply, Script},
+    call::{Call, Intent, OnLateReply, Reply, Script},
     conversion::{self, Conversion, Conversions},
     decode::{self, CheckReply},
     denial_hint::DenialHints,
     encode,
     error::StoreError,
-    exec::{ExecError, Executor},
+    exec::{self, ExecError, Executor},
     layout, scripts,
 };
 
@@ -75,6 +75,8 @@ pub struct RedisStore {
     /// sends the calendar windows near this instant.
     latest: Arc<AtomicU64>,
     pub(crate) denial_hints: Arc<DenialHints>,
+    /// The callback for a late reply to a reservation.
+    on_late_reserve: OnLateReply,
 }
 
 impl RedisStore {
@@ -109,6 +111,7 @@ impl RedisStore {
     /// Creates a store that runs its scripts on `executor`.
     pub(crate) fn with_executor(executor: Arc<dyn Executor>, prefix: &[u8]) -> Self {
         Self {
+            on_late_reserve: reserve::refund_on_late_reply(Arc::clone(&executor)),
             executor,
             prefix: prefix.into(),
             pinned: Arc::new(AtomicU64::new(UNPINNED)),
@@ -316,8 +319,7 @@ impl RedisStore {
         for charge in charges {
             args.push(encode::program(charge, self.latest_time()));
         }
-        let on_late_reply =
-            (intent == Intent::Reserve).then(|| self.refund_on_late_reply(&keys, &args));
+        let on_late_reply = (intent == Intent::Reserve).then(|| self.on_late_reserve.clone());
         for conversion in &conversions.0 {
             args.extend(Conversion::args(conversion.as_ref()));
         }
@@ -376,12 +378,11 @@ impl RedisStore {
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Reply, StoreError> {
-        let on_late_reply = None;
         self.run(&Call {
             script,
             keys,
             args,
-            on_late_reply,
+            on_late_reply: None,
         })
         .await
     }
@@ -393,9 +394,7 @@ impl RedisStore {
     }
 
     pub(crate) async fn run_once(&self, call: &Call) -> Result<Reply, ExecError> {
-        let mut replies = self.executor.run(std::slice::from_ref(call)).await;
-        let reply = replies.pop();
-        reply.unwrap_or_else(|| Err(ExecError::Unknown("no reply".to_owned())))
+        exec::run_once(&*self.executor, call).await
     }
 
     pub(crate) fn prefix(&self) -> &[u8] {

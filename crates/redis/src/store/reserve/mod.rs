@@ -12,7 +12,7 @@ use crate::{
     call::{Call, OnLateReply, Reply},
     decode::{self, CheckReply},
     encode,
-    exec::{self, ExecError},
+    exec::{self, ExecError, Executor, SentCall},
     scripts,
     store::guard_reply::{ReservationStatus, guard_reply},
 };
@@ -182,44 +182,7 @@ impl RedisStore {
     /// Runs a call of `refund.lua`, split into one call per key if the keys are on two nodes
     /// because their slot is migrating. Returns whether all units were refunded.
     pub(super) async fn run_refund(&self, call: &Call) -> Result<Refund, StoreError> {
-        match self.run_once(call).await {
-            Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
-                let mut refund = Refund::Complete;
-                for call in call.split_by_key(SHARED_ARGS) {
-                    refund = refund.and(refund_of(self.run(&call).await?)?);
-                }
-                Ok(refund)
-            }
-            reply => refund_of(reply.map_err(|error| error.into_store_error(call))?),
-        }
-    }
-
-    /// Returns the callback that refunds a reservation if its reply arrives after the caller has
-    /// stopped waiting. `keys` and `args` are the keys and arguments of the reservation.
-    pub(crate) fn refund_on_late_reply(&self, keys: &[Vec<u8>], args: &[Vec<u8>]) -> OnLateReply {
-        let (store, keys, args) = (self.clone(), keys.to_vec(), args.to_vec());
-        OnLateReply(Arc::new(move |late| {
-            let charges = keys.len();
-            let reply = exec::parse_reply(late).ok();
-            let reply = reply.and_then(|reply| decode::check_reply(reply, charges));
-            if let Some(CheckReply::Decided {
-                admitted: true,
-                receipts,
-                ..
-            }) = reply
-            {
-                let (store, call) = (store.clone(), refund_call(&keys, &args, &receipts));
-                // The number of reply tasks is bounded, because the number of replies in flight is
-                // bounded.
-                tokio::spawn(async move {
-                    if let Err(error) = store.run_refund(&call).await {
-                        tracing::debug!(
-                            "refund of an abandoned request failed, so the request stays charged: {error}"
-                        );
-                    }
-                });
-            }
-        }))
+        run_refund(&*self.executor, call).await
     }
 
     /// Charges every slot or none: if one slot denies the request, the other slots are refunded.
@@ -250,20 +213,68 @@ fn refund_of(reply: Reply) -> Result<Refund, StoreError> {
     }
 }
 
+/// Returns the callback that refunds a reservation if its reply arrives after the caller has
+/// stopped waiting.
+///
+/// A late reply is rare, so a reservation does not copy its keys and arguments for the callback. The
+/// callback reads them from the command that was sent.
+pub(super) fn refund_on_late_reply(executor: Arc<dyn Executor>) -> OnLateReply {
+    OnLateReply(Arc::new(move |sent, late| {
+        let Some(SentCall { keys, args }) = SentCall::read(sent) else {
+            return;
+        };
+        let reply = exec::parse_reply(late).ok();
+        let reply = reply.and_then(|reply| decode::check_reply(reply, keys.len()));
+        if let Some(CheckReply::Decided {
+            admitted: true,
+            receipts,
+            ..
+        }) = reply
+        {
+            let (executor, call) = (Arc::clone(&executor), refund_call(&keys, &args, &receipts));
+            // The number of reply tasks is bounded, because the number of replies in flight is
+            // bounded.
+            tokio::spawn(async move {
+                if let Err(error) = run_refund(&*executor, &call).await {
+                    tracing::debug!(
+                        "refund of an abandoned request failed, so the request stays charged: {error}"
+                    );
+                }
+            });
+        }
+    }))
+}
+
+/// Runs a call of `refund.lua`, as [`RedisStore::run_refund`] does.
+async fn run_refund(executor: &dyn Executor, call: &Call) -> Result<Refund, StoreError> {
+    match exec::run_once(executor, call).await {
+        Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
+            let mut refund = Refund::Complete;
+            for call in call.split_by_key(SHARED_ARGS) {
+                let reply = exec::run_once(executor, &call).await;
+                let reply = reply.map_err(|error| error.into_store_error(&call))?;
+                refund = refund.and(refund_of(reply)?);
+            }
+            Ok(refund)
+        }
+        reply => refund_of(reply.map_err(|error| error.into_store_error(call))?),
+    }
+}
+
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
-fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
+fn refund_call<B: AsRef<[u8]>>(keys: &[B], args: &[B], receipts: &[Vec<u8>]) -> Call {
     // The charges' programs (encoded limits) directly follow the first three arguments. The
     // conversions after the programs are not needed for a refund.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with the time, the effect and the expiry slack");
     };
-    let mut args = vec![instant.clone(), Vec::new(), Vec::new()];
+    let mut args = vec![instant.as_ref().to_vec(), Vec::new(), Vec::new()];
     for (program, receipt) in programs.iter().zip(receipts) {
-        args.extend([program.clone(), receipt.clone(), Vec::new()]);
+        args.extend([program.as_ref().to_vec(), receipt.clone(), Vec::new()]);
     }
     Call {
         script: &scripts::REFUND,
-        keys: keys.to_vec(),
+        keys: keys.iter().map(|key| key.as_ref().to_vec()).collect(),
         args,
         on_late_reply: None,
     }
