@@ -22,6 +22,10 @@ mod stats;
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::{
+    FutureExt as _, TryFutureExt as _,
+    future::{Either, ready},
+};
 use tidegate_core::{
     Accounting, CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, Exactness,
     FallbackShare, MaybeReady, MemoryStore, OnFailure, Outcome, Renewal, Settlement, Source, Span,
@@ -251,22 +255,26 @@ impl FallbackStore {
     /// Waits for `call`, but no longer than the decision timeout or `within`, whichever is shorter.
     /// The decision timeout covers all Redis calls of a decision. If `within` is zero, Redis is not
     /// called, because the caller would not learn whether the request was charged.
-    async fn with_timeout<T>(
+    // This function is not async: an async function would contain `call` twice, once as its
+    // parameter and once in the timeout, and decisions would move twice the bytes.
+    fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
         within: Option<Duration>,
         now: Timestamp,
-    ) -> Result<T, StoreError> {
+    ) -> impl Future<Output = Result<T, StoreError>> {
         let longest = self.redis.timeout();
         let within = within.map_or(longest, |within| within.min(longest));
         let too_late = "the timeout of the decision has expired";
         let result = if within.is_zero() {
-            Err(StoreError::NotExecuted(too_late.to_owned()))
+            Either::Left(ready(Err(StoreError::NotExecuted(too_late.to_owned()))))
         } else {
-            let result = tokio::time::timeout(within, call).await;
-            result.unwrap_or_else(|_| Err(StoreError::Unknown(too_late.to_owned())))
+            let timed = tokio::time::timeout(within, call);
+            Either::Right(timed.map(move |result| {
+                result.unwrap_or_else(|_| Err(StoreError::Unknown(too_late.to_owned())))
+            }))
         };
-        result.inspect_err(|error| {
+        result.inspect_err(move |error| {
             self.counters.count_failure(error);
             self.server_errors.record(error, now);
         })

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 
+use smallvec::SmallVec;
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Refund, Renewal,
     Settlement, StoreRequest, Timestamp,
@@ -132,9 +133,13 @@ impl FallbackStore {
         let epoch = self.denial_cache.epoch(request.charges);
         let began = Instant::now();
         let invalidation = self.denial_cache.invalidate_on_drop(request.charges.iter());
-        let call = self.store.reserve(request.charges, outcomes);
+        let mut redis = RedisReceipt::default();
+        let receipt = Some(&mut redis);
+        let call = self
+            .store
+            .decide(request.charges, Effect::Charge, outcomes, receipt);
         let call = self.with_timeout(call, request.within, request.now);
-        let (decision, redis) = call.await?;
+        let decision = call.await?;
         if decision != Decision::Admitted {
             invalidation.disarm();
         }
@@ -237,7 +242,7 @@ impl FallbackStore {
         // The call may complete another end than `end`. So the guards are created for the
         // settlements that the store applies. The store drops the closure, and thus the guards,
         // when the call ends or is canceled.
-        let invalidations = RefCell::new(Vec::new());
+        let invalidations = RefCell::new(SmallVec::<[InvalidationGuard<'_>; 2]>::new());
         let invalidating = move |end| {
             let applied = settlements(end);
             let invalidation = self.invalidate_refunded(reservation.charges, &applied);

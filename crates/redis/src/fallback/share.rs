@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tidegate_core::{
     Accounting, Charge, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Receipt,
     RetryAfter, Source, StoreDecision, StoreRequest, Timestamp,
@@ -61,11 +62,11 @@ impl FallbackStore {
         answer: impl FnOnce(&[Charge<'_>]) -> T,
     ) -> T {
         let share = self.share();
-        let shares: Vec<Arc<Limits>> = charges
+        let shares: SmallVec<[Arc<Limits>; 2]> = charges
             .iter()
             .map(|charge| charge.limits.share(share))
             .collect();
-        let shared: Vec<Charge<'_>> = charges
+        let shared: SmallVec<[Charge<'_>; 2]> = charges
             .iter()
             .zip(&shares)
             .map(|(charge, limits)| Charge { limits, ..*charge })

@@ -11,9 +11,8 @@
 //! the highest number ends last. Only the call that ends the reservation there returns
 //! [`ReservationStatus::Ended`].
 
-use std::collections::BTreeMap;
-
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 use tidegate_core::{Charge, Refund, Settlement, Span, Timestamp, bounds::MAX_COUNT};
 
 use super::{
@@ -50,8 +49,11 @@ pub struct RedisReservation<'r> {
 #[derive(Debug, Default)]
 struct ReservedSlot {
     /// The indices of the charges.
-    indices: Vec<usize>,
+    indices: SmallVec<[usize; 2]>,
 }
+
+/// The hash slots of a reservation in the order of their numbers. Most reservations have one.
+type ReservedSlots = SmallVec<[(Option<u16>, ReservedSlot); 1]>;
 
 /// The guard of a reservation whose leases are renewed.
 #[derive(Clone, Debug)]
@@ -233,8 +235,8 @@ impl RedisStore {
         now: Timestamp,
     ) -> RenewalGuard {
         let slot = self.hash_slot_of(key);
-        let first = self.reserved_slots(reservation).pop_first();
-        let is_first = first.is_some_and(|(first, _)| first == slot);
+        let slots = self.reserved_slots(reservation);
+        let is_first = slots.first().is_some_and(|(first, _)| *first == slot);
         RenewalGuard {
             key: self.guard(slot, reservation),
             // Only the guard in the first hash slot decides whether the reservation has expired.
@@ -274,19 +276,17 @@ impl RedisStore {
         Ok(Some(status).filter(|status| *status != no_guard))
     }
 
-    /// Groups the charges of `reservation` by hash slot. If Redis is not a cluster, there is a
-    /// single group without a number.
-    fn reserved_slots(
-        &self,
-        reservation: &RedisReservation<'_>,
-    ) -> BTreeMap<Option<u16>, ReservedSlot> {
-        let mut slots: BTreeMap<Option<u16>, ReservedSlot> = BTreeMap::new();
+    /// Groups the charges of `reservation` by hash slot, in the order of the slots. If Redis is not
+    /// a cluster, there is a single group without a number.
+    fn reserved_slots(&self, reservation: &RedisReservation<'_>) -> ReservedSlots {
+        let mut slots = ReservedSlots::new();
         for (index, charge) in reservation.charges.iter().enumerate() {
-            let slot = slots.entry(self.hash_slot_of(charge.key)).or_default();
-            slot.indices.push(index);
+            slot_at(&mut slots, self.hash_slot_of(charge.key))
+                .indices
+                .push(index);
         }
         for key in reservation.former_keys {
-            slots.entry(self.hash_slot_of(key)).or_default();
+            slot_at(&mut slots, self.hash_slot_of(key));
         }
         slots
     }
@@ -299,13 +299,25 @@ impl RedisStore {
 
     /// Returns the guard in the hash slot with the lowest number, which decides.
     fn first_guard(&self, reservation: &RedisReservation<'_>) -> Option<Vec<u8>> {
-        let (number, _) = self.reserved_slots(reservation).pop_first()?;
-        Some(self.guard(number, reservation))
+        let slots = self.reserved_slots(reservation);
+        let (number, _) = slots.first()?;
+        Some(self.guard(*number, reservation))
     }
 
     fn guard(&self, slot: Option<u16>, reservation: &RedisReservation<'_>) -> Vec<u8> {
         layout::guard_key(self.prefix(), slot, &reservation.id)
     }
+}
+
+/// Returns the slot with this number, which is added if it is missing.
+fn slot_at(slots: &mut ReservedSlots, number: Option<u16>) -> &mut ReservedSlot {
+    let found = slots.binary_search_by_key(&number, |(number, _)| *number);
+    let at = found.unwrap_or_else(|at| {
+        slots.insert(at, (number, ReservedSlot::default()));
+        at
+    });
+    // The slot at `at` was found or inserted.
+    &mut slots[at].1
 }
 
 /// Encodes an attempt to end a reservation, for `guard.lua`.

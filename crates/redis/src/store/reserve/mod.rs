@@ -154,7 +154,11 @@ impl RedisStore {
 
     /// Builds the call that settles charges of one slot.
     pub(super) fn settle_call<'s>(&self, due: impl Iterator<Item = ChargeToSettle<'s>>) -> Call {
-        let (mut charges, mut args) = (Vec::new(), vec![self.instant(), Vec::new(), Vec::new()]);
+        // One more key for the guard of a reservation.
+        let count = due.size_hint().1.unwrap_or_default();
+        let mut keys = Vec::with_capacity(count + 1);
+        let mut args = Vec::with_capacity(SHARED_ARGS + 3 * count);
+        args.extend([self.instant(), Vec::new(), Vec::new()]);
         for ChargeToSettle {
             charge,
             receipt,
@@ -169,11 +173,11 @@ impl RedisStore {
             };
             let program = encode::program(charge, self.latest_time());
             args.extend([program, receipt.to_vec(), part]);
-            charges.push(*charge);
+            keys.push(self.key(charge.key));
         }
         Call {
             script: &scripts::REFUND,
-            keys: self.keys(&charges),
+            keys,
             args,
             on_late_reply: None,
         }
