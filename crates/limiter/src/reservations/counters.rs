@@ -18,8 +18,7 @@ use super::{
     final_charges::FinalCharges,
     random_id,
     table::{OutstandingReservation, ReservationPermit},
-    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
-    token_charges,
+    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenHead},
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
@@ -125,21 +124,18 @@ impl ServerLimiter {
         let since = self.now();
         let expires = since.after(ttl);
         let costs = charges.list().iter().map(|charge| charge.cost);
-        let contents = TokenContents {
+        let head = TokenHead {
             kind: ReservationKind::Counters,
             id: random_id(),
             expires,
             cost: costs.max_by_key(|cost| cost.units()).unwrap_or(Cost::ONE),
-            charges: token_charges(&charges, Some(&receipt)),
         };
-        if let TokenCharges::InRedis(_) = &contents.charges {
-            self.warn_of_own_key();
-        }
+        let token = self.seal_new_token(&head, &charges, Some(&receipt));
         let outstanding =
             OutstandingReservation::new(charges, Some(receipt), Some(since), expires, permit);
-        self.reservations.insert(contents.id, outstanding, since);
+        self.reservations.insert(head.id, outstanding, since);
         Reservation {
-            token: self.reservations.keys.seal(&contents),
+            token,
             expires_in: ttl,
         }
     }

@@ -1,6 +1,8 @@
 //! The changes that the expiry queue in Redis does not contain yet.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+
+use foldhash::{HashSet, HashSetExt as _};
 
 use super::token::ReservationId;
 
@@ -10,7 +12,8 @@ use super::token::ReservationId;
 pub(super) struct ExpiryQueueChanges {
     /// The new and the changed reservations.
     unwritten: BTreeSet<ReservationId>,
-    /// The reservations that the expiry queue may contain.
+    /// The reservations that the expiry queue may contain. Clients cannot choose the IDs, so the
+    /// set can use a fast hash function.
     queued: HashSet<ReservationId>,
     /// The reservations to remove from the expiry queue, oldest first. If Redis is unreachable for
     /// long, the oldest entries are dropped. Another server that claims these entries removes them,

@@ -258,7 +258,11 @@ impl ServerLimiter {
             ReservationKind::Request => rules.rule_of(&shared.charge.key).is_none(),
             ReservationKind::Counters => shared.limits.is_none(),
         };
-        let (former, known): (Vec<_>, Vec<_>) = shared.into_iter().partition(is_former);
+        let (former, known) = if shared.iter().any(is_former) {
+            shared.into_iter().partition(is_former)
+        } else {
+            (Vec::new(), shared)
+        };
         let former_keys = former
             .iter()
             .map(|shared| shared.charge.key.clone())

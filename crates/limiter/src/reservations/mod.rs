@@ -62,11 +62,13 @@ use self::{
     expiry::MAX_SLEEP,
     expiry_queue::ExpiryQueueWriter,
     final_charges::FinalCharges,
-    in_redis::shared_charges,
     random_id::random_id,
     rejections::Rejections,
     table::{OutstandingReservation, OutstandingTable, ReservationPermit, redis_receipt},
-    token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
+    token::{
+        ChargesHolder, ReservationId, ReservationKind, TokenCharges, TokenContents, TokenHead,
+        TokenKeys,
+    },
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
@@ -296,23 +298,20 @@ impl ServerLimiter {
         let ttl = charges.lease().map_or(ttl, |lease| ttl.min(lease));
         let since = self.now();
         let expires = since.after(ttl);
-        let contents = TokenContents {
+        let head = TokenHead {
             kind: ReservationKind::Request,
             id: random_id(),
             expires,
             cost,
-            charges: token_charges(&charges, receipt.as_ref()),
         };
-        if let TokenCharges::InRedis(_) = &contents.charges {
-            self.warn_of_own_key();
-        }
+        let token = self.seal_new_token(&head, &charges, receipt.as_ref());
         if receipt.is_some() {
             let outstanding =
                 OutstandingReservation::new(charges, receipt, Some(since), expires, permit);
-            self.reservations.insert(contents.id, outstanding, since);
+            self.reservations.insert(head.id, outstanding, since);
         }
         Reservation {
-            token: self.reservations.keys.seal(&contents),
+            token,
             expires_in: ttl,
         }
     }
@@ -370,8 +369,9 @@ impl ServerLimiter {
             }
             TokenCharges::InRedis(shared) => {
                 let shared = self.shared_reservation(ReservationKind::Request, shared);
-                self.settle_in_redis(&shared, id, expires, cost, now)
-                    .await?
+                // The future is boxed because it is large, and the memory store does not need it.
+                let settled = self.settle_in_redis(&shared, id, expires, cost, now);
+                Box::pin(settled).await?
             }
         };
         self.count_settled();
@@ -431,6 +431,24 @@ impl ServerLimiter {
         self.reservations.settled.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Seals the token of a new reservation of `charges`, whose receipt is `receipt`.
+    fn seal_new_token(
+        &self,
+        head: &TokenHead,
+        charges: &OwnedCharges,
+        receipt: Option<&LimiterReceipt>,
+    ) -> String {
+        let holder = match (receipt, redis_receipt(receipt)) {
+            (None, _) => ChargesHolder::None,
+            (Some(_), None) => ChargesHolder::Server,
+            (_, Some(receipt)) => {
+                self.warn_of_own_key();
+                ChargesHolder::Redis(receipt.parts())
+            }
+        };
+        self.reservations.keys.seal_new(head, charges, holder)
+    }
+
     /// Logs one warning if the servers that share a Redis cannot settle each other's reservations.
     fn warn_of_own_key(&self) {
         static ONCE: Once = Once::new();
@@ -447,13 +465,5 @@ impl ServerLimiter {
     #[must_use]
     pub fn reservations(&self) -> &Reservations {
         &self.reservations
-    }
-}
-
-fn token_charges(charges: &OwnedCharges, receipt: Option<&LimiterReceipt>) -> TokenCharges {
-    match (receipt, redis_receipt(receipt)) {
-        (None, _) => TokenCharges::None,
-        (Some(_), None) => TokenCharges::OnServer,
-        (_, Some(receipt)) => TokenCharges::InRedis(shared_charges(charges, receipt.parts())),
     }
 }

@@ -51,6 +51,13 @@ const HAS_PLAN: u8 = 2;
 /// The flag of a charge that is stored with its limits.
 const HAS_LIMITS: u8 = 4;
 
+/// The byte `holder` of a token without charges.
+const NOTHING: u8 = 0;
+/// The byte `holder` of a token whose charges the server holds.
+const ON_SERVER: u8 = 1;
+/// The byte `holder` of a token whose charges are in Redis.
+const IN_REDIS: u8 = 2;
+
 /// The length of the HMAC at the end of a token, in bytes.
 const TAG_BYTES: usize = 32;
 
@@ -80,6 +87,26 @@ impl ReservationKind {
             Self::Counters
         }
     }
+}
+
+/// The holder of the charges of a new reservation.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ChargesHolder<'r> {
+    /// Nothing was charged.
+    None,
+    /// The server that made the reservation.
+    Server,
+    /// Redis, which issued a receipt for each charge.
+    Redis(&'r [Vec<u8>]),
+}
+
+/// The contents of a token, without the charges.
+#[derive(Debug)]
+pub(super) struct TokenHead {
+    pub(super) kind: ReservationKind,
+    pub(super) id: ReservationId,
+    pub(super) expires: Timestamp,
+    pub(super) cost: Cost,
 }
 
 /// The contents of a token.
@@ -220,7 +247,38 @@ impl TokenKeys {
 
     /// Seals `contents` into a token.
     pub(super) fn seal(&self, contents: &TokenContents) -> String {
-        let mut bytes = contents.encode();
+        self.seal_bytes(contents.encode())
+    }
+
+    /// Seals the token of a new reservation of `charges`, which `holder` holds. The charges are
+    /// encoded in place, because a copy of them would take longer than to encode them.
+    pub(super) fn seal_new(
+        &self,
+        head: &TokenHead,
+        charges: &OwnedCharges,
+        holder: ChargesHolder<'_>,
+    ) -> String {
+        let receipts = match holder {
+            ChargesHolder::None => return self.seal_bytes(head.encode(NOTHING)),
+            ChargesHolder::Server => return self.seal_bytes(head.encode(ON_SERVER)),
+            ChargesHolder::Redis(receipts) => receipts,
+        };
+        let mut bytes = head.encode(IN_REDIS);
+        for ((charge, plan), receipt) in charges.with_plans().zip(receipts) {
+            EncodedCharge {
+                key: &charge.key,
+                cost: charge.cost,
+                is_stretched: charge.is_stretched,
+                plan,
+                limits: None,
+                receipt,
+            }
+            .push_to(&mut bytes);
+        }
+        self.seal_bytes(bytes)
+    }
+
+    fn seal_bytes(&self, mut bytes: Vec<u8>) -> String {
         if let Some(key) = self.all().next() {
             let tag = hmac::sign(key, &bytes);
             bytes.extend_from_slice(tag.as_ref());
@@ -248,44 +306,76 @@ impl TokenKeys {
     }
 }
 
-impl TokenContents {
-    pub(super) fn encode(&self) -> Vec<u8> {
+/// A charge to encode, with its receipt.
+struct EncodedCharge<'c> {
+    key: &'c [u8],
+    cost: Cost,
+    is_stretched: bool,
+    plan: Option<&'c str>,
+    limits: Option<&'c Limits>,
+    receipt: &'c [u8],
+}
+
+impl EncodedCharge<'_> {
+    fn push_to(&self, bytes: &mut Vec<u8>) {
+        push_with_length(bytes, self.key);
+        bytes.extend_from_slice(&self.cost.units().to_be_bytes());
+        let has_plan = if self.plan.is_some() { HAS_PLAN } else { 0 };
+        let is_stretched = if self.is_stretched { IS_STRETCHED } else { 0 };
+        let has_limits = if self.limits.is_some() { HAS_LIMITS } else { 0 };
+        bytes.push(is_stretched | has_plan | has_limits);
+        if let Some(plan) = self.plan {
+            push_with_length(bytes, plan.as_bytes());
+        }
+        if let Some(limits) = self.limits {
+            push_with_length(bytes, &stored_limits::encode(limits));
+        }
+        push_with_length(bytes, self.receipt);
+    }
+}
+
+impl TokenHead {
+    /// Encodes the contents of a token up to the byte `holder`.
+    fn encode(&self, holder: u8) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(USUAL_BYTES);
         bytes.extend_from_slice(&[VERSION, self.kind as u8]);
         bytes.extend_from_slice(&self.id);
         bytes.extend_from_slice(&self.expires.as_micros().to_be_bytes());
         bytes.extend_from_slice(&self.cost.units().to_be_bytes());
-        let shared = match &self.charges {
-            TokenCharges::None => {
-                bytes.push(0);
-                return bytes;
-            }
-            TokenCharges::OnServer => {
-                bytes.push(1);
-                return bytes;
-            }
-            TokenCharges::InRedis(shared) => shared,
+        bytes.push(holder);
+        bytes
+    }
+}
+
+impl TokenContents {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (holder, shared) = match &self.charges {
+            TokenCharges::None => (NOTHING, &[][..]),
+            TokenCharges::OnServer => (ON_SERVER, &[][..]),
+            TokenCharges::InRedis(shared) => (IN_REDIS, &shared[..]),
         };
-        bytes.push(2);
+        let head = TokenHead {
+            kind: self.kind,
+            id: self.id,
+            expires: self.expires,
+            cost: self.cost,
+        };
+        let mut bytes = head.encode(holder);
         for SharedCharge {
             charge,
             limits,
             receipt,
         } in shared
         {
-            push_with_length(&mut bytes, &charge.key);
-            bytes.extend_from_slice(&charge.cost.units().to_be_bytes());
-            let has_plan = if charge.plan.is_some() { HAS_PLAN } else { 0 };
-            let is_stretched = if charge.is_stretched { IS_STRETCHED } else { 0 };
-            let has_limits = if limits.is_some() { HAS_LIMITS } else { 0 };
-            bytes.push(is_stretched | has_plan | has_limits);
-            if let Some(plan) = &charge.plan {
-                push_with_length(&mut bytes, plan.as_bytes());
+            EncodedCharge {
+                key: &charge.key,
+                cost: charge.cost,
+                is_stretched: charge.is_stretched,
+                plan: charge.plan.as_deref(),
+                limits: limits.as_deref(),
+                receipt,
             }
-            if let Some(limits) = limits {
-                push_with_length(&mut bytes, &stored_limits::encode(limits));
-            }
-            push_with_length(&mut bytes, receipt);
+            .push_to(&mut bytes);
         }
         bytes
     }
@@ -336,8 +426,8 @@ impl TokenContents {
             });
         }
         let charges = match holder {
-            [0] => TokenCharges::None,
-            [1] => TokenCharges::OnServer,
+            [NOTHING] => TokenCharges::None,
+            [ON_SERVER] => TokenCharges::OnServer,
             _ => TokenCharges::InRedis(shared),
         };
         input.0.is_empty().then_some(Self {
@@ -362,7 +452,9 @@ fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tidegate_core::{Limit, Request, Rule, RuleSet, Scratch};
+
+    use super::{super::in_redis::shared_charges, *};
 
     fn contents() -> TokenContents {
         TokenContents {
@@ -392,6 +484,47 @@ mod tests {
         let keys = TokenKeys::new("secret");
         let opened = open(&keys, &keys.seal(&contents())).unwrap();
         assert_eq!(format!("{opened:?}"), format!("{:?}", contents()));
+    }
+
+    #[test]
+    fn the_token_of_a_new_reservation_contains_its_charges() {
+        let limits = |text: &str| vec![text.parse::<Limit>().unwrap()];
+        let rule = Rule::new("api", limits("10/min")).unwrap();
+        let rule = rule.keyed_by(&["user"]).unwrap();
+        let plan = ("pro", limits("20/min"));
+        let rule = rule.with_plans(Some("plan"), vec![plan]).unwrap();
+        let rules = Arc::new(RuleSet::build(vec![rule], Vec::new()).unwrap());
+        let (keys, parts) = (TokenKeys::new("secret"), vec![vec![1, 2, 3]]);
+        for entries in [&[("user", "u1")][..], &[("user", "u2"), ("plan", "pro")]] {
+            let (request, mut scratch) = (Request::new(entries, Cost::ONE), Scratch::default());
+            let expires = Timestamp::from_micros(1_700_000_000_000_000);
+            let charges = rules.charges(&request.unwrap(), expires, &mut scratch);
+            let charges = OwnedCharges::new(&rules, &charges.unwrap());
+            let head = TokenHead {
+                kind: ReservationKind::Request,
+                id: [7; 16],
+                expires,
+                cost: Cost::ONE,
+            };
+            let contents = TokenContents {
+                kind: head.kind,
+                id: head.id,
+                expires,
+                cost: head.cost,
+                charges: TokenCharges::InRedis(shared_charges(&charges, &parts)),
+            };
+            let token = keys.seal_new(&head, &charges, ChargesHolder::Redis(&parts));
+            assert_eq!(token, keys.seal(&contents));
+            let opened = open(&keys, &token).unwrap();
+            assert_eq!(format!("{opened:?}"), format!("{contents:?}"));
+            let charged = charges.to_stored().remove(0);
+            assert_eq!(charged.plan.is_some(), entries.len() == 2);
+            let sealed = |holder| open(&keys, &keys.seal_new(&head, &charges, holder)).unwrap();
+            let nothing = sealed(ChargesHolder::None).charges;
+            assert!(matches!(nothing, TokenCharges::None));
+            let on_server = sealed(ChargesHolder::Server).charges;
+            assert!(matches!(on_server, TokenCharges::OnServer));
+        }
     }
 
     #[test]

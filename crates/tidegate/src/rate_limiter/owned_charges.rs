@@ -22,7 +22,7 @@ pub struct OwnedCharge {
     /// The limits, before they are raised.
     limits: Arc<Limits>,
     /// Whether the charge was made under the raised limits of an elastic rule.
-    is_stretched: bool,
+    pub is_stretched: bool,
 }
 
 /// A charge without its limits. A server that reads the charge takes the limits from its own rules.
@@ -124,17 +124,22 @@ impl OwnedCharges {
     /// Returns the charges in a form that another server can read.
     #[must_use]
     pub fn to_stored(&self) -> Vec<StoredCharge> {
-        let stored = |(charge, rule): (&OwnedCharge, Option<&Rule>)| {
+        let stored = |(charge, plan): (&OwnedCharge, Option<&str>)| StoredCharge {
+            key: charge.key.clone(),
+            cost: charge.cost,
+            is_stretched: charge.is_stretched,
+            plan: plan.map(Box::from),
+        };
+        self.with_plans().map(stored).collect()
+    }
+
+    /// Returns each charge with its plan; `None` for a key that had no plan.
+    pub fn with_plans(&self) -> impl Iterator<Item = (&OwnedCharge, Option<&str>)> {
+        self.with_rules().map(|(charge, rule)| {
             let mut plans = rule.into_iter().flat_map(Rule::plans);
             let plan = plans.find(|(_, limits)| Arc::ptr_eq(limits, &charge.limits));
-            StoredCharge {
-                key: charge.key.clone(),
-                cost: charge.cost,
-                is_stretched: charge.is_stretched,
-                plan: plan.map(|(name, _)| name.into()),
-            }
-        };
-        self.with_rules().map(stored).collect()
+            (charge, plan.map(|(name, _)| name))
+        })
     }
 
     /// Returns whether the charges belong to rules. Charges from [`Self::of_limits`] do not belong
