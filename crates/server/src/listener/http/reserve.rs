@@ -66,15 +66,25 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
 fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
     body.pop();
     body.push(b',');
-    body.extend_from_slice(reservation_members(reservation).as_bytes());
+    push_reservation(body, reservation);
 }
 
-/// Returns a reservation's JSON fields, followed by the closing brace of the object.
-fn reservation_members(reservation: &Reservation) -> String {
+/// Appends a reservation's JSON fields, followed by the closing brace of the object.
+fn push_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
     let Reservation { token, expires_in } = reservation;
-    let millis = expires_in.as_millis_ceil();
     // A token contains no characters that need escaping.
-    format!("\"reservation\":\"{token}\",\"expires_in_ms\":{millis}}}")
+    let number = &mut itoa::Buffer::new();
+    let parts = [
+        "\"reservation\":\"",
+        token,
+        "\",\"expires_in_ms\":",
+        number.format(expires_in.as_millis_ceil()),
+        "}",
+    ];
+    body.reserve(parts.iter().map(|part| part.len()).sum());
+    parts
+        .iter()
+        .for_each(|part| body.extend_from_slice(part.as_bytes()));
 }
 
 /// Settles the reservation in the body, or in the headers if the body is empty. Proxies send
@@ -101,7 +111,17 @@ pub(super) async fn settle(
         released,
         over,
     } = settled;
-    let body = format!("{{\"settled\":{settled},\"released\":{released},\"over\":{over}}}");
+    let mut body = String::with_capacity(64);
+    let mut number = itoa::Buffer::new();
+    for (name, units) in [
+        ("{\"settled\":", settled),
+        (",\"released\":", released),
+        (",\"over\":", over),
+    ] {
+        body.push_str(name);
+        body.push_str(number.format(units));
+    }
+    body.push('}');
     Ok(response::json_document(StatusCode::OK, body))
 }
 
@@ -170,7 +190,8 @@ pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<An
     };
     let renewed = context.limiter.renew_reservation(token, ttl).await;
     let renewed = renewed.map_err(problem)?;
-    let body = format!("{{{}", reservation_members(&renewed));
+    let mut body = vec![b'{'];
+    push_reservation(&mut body, &renewed);
     Ok(response::json_document(StatusCode::OK, body))
 }
 
