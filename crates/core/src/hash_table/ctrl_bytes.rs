@@ -4,6 +4,8 @@
 //! Eight tags are compared at once within one 64-bit word (Lamport 1975; Warren, Hacker's Delight,
 //! 6-1).
 
+use super::prefetch::prefetch;
+
 #[derive(Debug, Default)]
 pub(super) struct CtrlBytes(Vec<u8>);
 
@@ -52,6 +54,14 @@ impl CtrlBytes {
                 return None;
             }
             at += GROUP;
+        }
+    }
+
+    /// Starts to load the tags from slot `home` on.
+    #[inline]
+    pub(super) fn prefetch(&self, home: usize) {
+        if let Some(tag) = self.0.get(home) {
+            prefetch(tag);
         }
     }
 

@@ -41,6 +41,10 @@ pub(crate) use self::{
 
 /// An entry of a [`Table`].
 pub(crate) trait TableEntry {
+    /// How many eighths of the home slots can have an entry before the table grows. At most seven
+    /// keep probe sequences short and finite. With fewer, more entries are in their home slot.
+    const MAX_EIGHTHS: usize = 7;
+
     /// Returns whether this is the entry of `key`.
     fn is_of(&self, key: &[u8]) -> bool;
 
@@ -64,6 +68,12 @@ impl Distance {
         Self([low, middle, high])
     }
 
+    /// Returns whether the entry is in its home slot.
+    #[cfg(test)]
+    pub(crate) fn is_home(self) -> bool {
+        self.slots() == 0
+    }
+
     fn slots(self) -> usize {
         let [low, middle, high] = self.0;
         // Three bytes fit in a `usize`.
@@ -85,6 +95,9 @@ pub(crate) struct Table<E> {
 type Chunk<E> = [Option<E>; CHUNK];
 
 const CHUNK: usize = 64;
+
+/// The size of a cache line in bytes.
+const CACHE_LINE: usize = 64;
 
 /// The number of slots in the last chunk that are not home slots.
 const TAIL: usize = 8;
@@ -156,7 +169,7 @@ impl<E: TableEntry> Table<E> {
     /// Returns the maximum number of bytes that the next `entries` insertions add.
     pub(crate) fn growth_bytes(&self, entries: usize) -> usize {
         let mut homes = self.homes;
-        while !has_room(homes, self.len + entries) {
+        while !Self::has_room(homes, self.len + entries) {
             homes = grown(homes);
         }
         (chunks_with_spare(homes) - chunks_with_spare(self.homes)) * Self::CHUNK_BYTES
@@ -164,19 +177,25 @@ impl<E: TableEntry> Table<E> {
 
     /// Returns the slot of the entry of `key`. It is valid until the next insertion or removal.
     pub(crate) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        let home = self.home(hash);
+        let (tag, home) = (tag(hash), self.home(hash));
+        // Most entries are in or near the cache lines of their home slot, so start to load these
+        // cache lines before comparing the tags.
         self.prefetch_slot(home);
-        self.look_for(tag(hash), home, key)
+        // Most often, the entry is in the first slot with a matching tag.
+        if let Some(slot) = self.ctrl.first(tag, home)
+            && self.is_of(slot, key)
+        {
+            return Some(slot);
+        }
+        self.look_for(tag, home, key)
     }
 
     /// Returns the entry of `key`.
     #[inline]
     pub(crate) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut E> {
         let (tag, home) = (tag(hash), self.home(hash));
-        // Most entries are in or near the cache lines of their home slot, so start to load these
-        // cache lines before comparing the tags.
+        // As in `find`.
         self.prefetch_slot(home);
-        // Most often, the entry is in the first slot with a matching tag.
         if let Some(slot) = self.ctrl.first(tag, home)
             && self.is_of(slot, key)
         {
@@ -210,11 +229,23 @@ impl<E: TableEntry> Table<E> {
         }
     }
 
+    /// Starts to load the tags and the entry with which a lookup of `hash` begins. Unlike
+    /// [`Self::prefetch`], this method waits for neither of them.
+    #[inline]
+    pub(crate) fn prefetch_home(&self, hash: u64) {
+        let home = self.home(hash);
+        self.ctrl.prefetch(home);
+        self.prefetch_slot(home);
+    }
+
     /// Starts to load a slot, which can span two cache lines.
     #[inline]
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
+            if size_of::<Option<E>>() == CACHE_LINE && align_of::<Option<E>>() == CACHE_LINE {
+                return;
+            }
             // If the slot spans two cache lines, the next slot starts in the second cache line. For
             // the last slot of a chunk, the index wraps around, so the second cache line is not
             // prefetched.
@@ -233,7 +264,7 @@ impl<E: TableEntry> Table<E> {
     /// Inserts an entry for a key that is not in the table. If the table must grow, `hash_of`
     /// computes the hashes of its entries.
     pub(crate) fn insert(&mut self, hash: u64, entry: E, hash_of: impl Fn(&E) -> u64) {
-        if !has_room(self.homes, self.len + 1) {
+        if !Self::has_room(self.homes, self.len + 1) {
             self.rebuild(grown(self.homes), hash_of);
         }
         self.place(hash, entry);
@@ -390,6 +421,11 @@ impl<E: TableEntry> Table<E> {
         Some((self.ctrl.clear(slot), entry))
     }
 
+    /// Returns whether a table with `homes` home slots has room for `entries` entries.
+    fn has_room(homes: usize, entries: usize) -> bool {
+        entries * 8 <= homes * E::MAX_EIGHTHS
+    }
+
     fn rebuild(&mut self, homes: usize, hash_of: impl Fn(&E) -> u64) {
         let chunks = std::mem::take(&mut self.chunks);
         self.chunks.reserve_exact(chunks_of(homes) + 1);
@@ -424,12 +460,6 @@ impl<E: TableEntry> Table<E> {
 #[inline]
 fn tag(hash: u64) -> u8 {
     hash.to_le_bytes()[4].max(1)
-}
-
-/// Returns whether a table with `homes` home slots is at most seven eighths full with `entries`
-/// entries. A load factor of at most seven eighths keeps probe sequences short and finite.
-fn has_room(homes: usize, entries: usize) -> bool {
-    entries * 8 <= homes * 7
 }
 
 /// Returns the number of home slots after growing by an eighth, rounded to whole chunks.

@@ -58,6 +58,8 @@ pub(super) struct LookupBuffers {
     pub(super) rules: Matches,
     pub(super) allowed: Matches,
     pub(super) work: Work,
+    /// Whether the last key that was looked up probably had an override of its own.
+    pub(super) expects_override: bool,
 }
 
 /// The limits to which a request is charged.
@@ -227,7 +229,7 @@ impl RuleSet {
     pub fn limits_of_key(&self, rule: &Rule, key: &[u8], now: Timestamp) -> Arc<Limits> {
         let mut buffers = LookupBuffers::default();
         let overridden = self.overrides(rule).and_then(|overrides| {
-            let hash = overrides.prefetch(key)?;
+            let hash = overrides.prefetch(key, &buffers)?;
             overrides.limits(rule, key, hash, now, &mut buffers)
         });
         overridden.unwrap_or_else(|| Arc::clone(rule.limits()))
@@ -551,7 +553,7 @@ impl RuleSet {
             due.push(DueCharge {
                 rule: *at,
                 // Prefetch for all keys, so that the lookups below wait for memory only once.
-                key_hash: self.overrides[*at].prefetch(&keys[start..]),
+                key_hash: self.overrides[*at].prefetch(&keys[start..], buffers),
                 limits: ChosenLimits::Own,
                 key: start..keys.len(),
                 cost: rule.cost_of(request)?,

@@ -25,7 +25,17 @@ pub(super) struct KeyOverrides {
 }
 
 impl KeyOverrides {
+    /// Starts to load the memory in which a lookup of the key with this hash begins.
+    #[inline]
+    pub(super) fn prefetch(&self, hash: u64) {
+        // Prefetching must not block: if the table is being changed, skip the key.
+        if let Ok(table) = self.shard(hash).try_read() {
+            table.prefetch_home(hash);
+        }
+    }
+
     /// Locks the table in which the key with this hash is, or would be.
+    #[inline]
     pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, Table<KeyOverride>> {
         loop {
             let shard = self.shard(hash);
@@ -128,4 +138,71 @@ fn read(shard: &Shard) -> RwLockReadGuard<'_, Table<KeyOverride>> {
 
 fn write(shard: &Shard) -> RwLockWriteGuard<'_, Table<KeyOverride>> {
     shard.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use foldhash::fast::FixedState;
+
+    use super::{
+        super::{Replacement, replacement::CompiledReplacement, stored::StoredOverride},
+        *,
+    };
+    use crate::{hash_table::TableEntry as _, time::Timestamp};
+
+    fn hash(key: &[u8]) -> u64 {
+        std::hash::BuildHasher::hash_one(&FixedState::with_seed(7), key)
+    }
+
+    /// Returns the overrides of this number of keys.
+    fn overrides(count: u32) -> KeyOverrides {
+        let limits = Replacement::Limits(Box::new(["20/min".into()]));
+        let compiled = Arc::new(CompiledReplacement::new(limits));
+        let overrides = KeyOverrides::default();
+        for number in 0..count {
+            let key = number.to_le_bytes();
+            let stored = StoredOverride {
+                compiled: Arc::clone(&compiled),
+                until: Timestamp::MAX,
+                reason: "launch".into(),
+            };
+            let new = KeyOverride::new(&key, 1, stored, 0);
+            overrides.set(hash(&key), new, |known| hash(known.key.bytes()));
+        }
+        overrides
+    }
+
+    #[test]
+    fn an_override_takes_at_most_200_bytes() {
+        const REASON_BYTES: usize = 32;
+        for count in [100_000, 106_000, 112_000] {
+            let mut bytes = 0;
+            overrides(count).for_each_table(|table| bytes += table.heap_bytes());
+            let each = bytes / count as usize + REASON_BYTES;
+            assert!(each <= 200, "{each} bytes with {count} overrides");
+        }
+    }
+
+    #[test]
+    fn most_overrides_are_in_their_home_slot() {
+        let (mut at_home, mut all) = (0, 0);
+        overrides(50_000).for_each_table(|table| {
+            all += table.len();
+            at_home += table
+                .iter()
+                .filter(|known| known.distance().is_home())
+                .count();
+        });
+        assert!(at_home * 10 > all * 7, "{at_home} of {all}");
+    }
+
+    #[test]
+    fn prefetching_never_waits_for_a_table() {
+        let overrides = overrides(1);
+        let changed = overrides.write(0);
+        overrides.prefetch(0);
+        drop(changed);
+    }
 }

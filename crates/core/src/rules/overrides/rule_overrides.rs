@@ -116,14 +116,25 @@ impl RuleOverrides {
     /// Prepares [`Self::limits`] for `key`, an encoded key of the rule: returns the hash of the
     /// key, and starts to load the memory in which the lookup begins. Returns `None` if the rule
     /// has no overrides.
+    ///
+    /// A lookup reads the filter, the tags and the override one after the other, and each of them
+    /// is in another cache line. If the last key that was looked up with `buffers` had an override,
+    /// all of them are loaded at once, because this key probably has an override as well.
     #[inline]
-    pub(in crate::rules) fn prefetch(&self, key: &[u8]) -> Option<KeyHash> {
+    pub(in crate::rules) fn prefetch(
+        &self,
+        key: &[u8],
+        buffers: &LookupBuffers,
+    ) -> Option<KeyHash> {
         if self.is_empty() {
             return None;
         }
         let (_, bytes) = key::split(key)?;
         let hash = self.hash(bytes);
         self.filter.prefetch(hash);
+        if buffers.expects_override {
+            self.keys.prefetch(hash);
+        }
         Some(KeyHash(hash))
     }
 
@@ -137,9 +148,11 @@ impl RuleOverrides {
         now: Timestamp,
         buffers: &mut LookupBuffers,
     ) -> Option<Arc<Limits>> {
-        if self.filter.may_contain(hash) || self.has_patterns() {
+        let may_have_own = self.filter.may_contain(hash);
+        buffers.expects_override = may_have_own;
+        if may_have_own || self.has_patterns() {
             let (_, bytes) = key::split(key)?;
-            self.limits_for(rule, bytes, hash, now, buffers)
+            self.limits_for(rule, bytes, may_have_own.then_some(hash), now, buffers)
         } else {
             None
         }
@@ -160,29 +173,30 @@ impl RuleOverrides {
         }
         let bytes = encode(values.iter().copied());
         let (hash, buffers) = (self.hash(&bytes), &mut LookupBuffers::default());
-        self.limits_for(rule, &bytes, hash, now, buffers)
+        self.limits_for(rule, &bytes, Some(hash), now, buffers)
     }
 
     /// Returns the limits of the override for the key with these `bytes` after its scope: of the
     /// override for the key itself or, if there is no such override, for the longest matching
-    /// pattern.
+    /// pattern. `hash` is the hash of the key; `None` if the key has no override of its own.
     // This function is not inlined, so that the code of a decision without an override stays small.
     #[inline(never)]
     fn limits_for(
         &self,
         rule: &Rule,
         bytes: &[u8],
-        hash: u64,
+        hash: Option<u64>,
         now: Timestamp,
         buffers: &mut LookupBuffers,
     ) -> Option<Arc<Limits>> {
-        if self.filter.may_contain(hash) {
+        if let Some(hash) = hash {
             let table = self.keys.read(hash);
-            if let Some(slot) = table.find(hash, bytes)
-                && table[slot].is_for(rule.key().len())
-                && table[slot].stored.is_unexpired(now)
+            let known = table.find(hash, bytes).and_then(|slot| table.get(slot));
+            if let Some(known) = known
+                && known.is_for(rule.key().len())
+                && known.stored.is_unexpired(now)
             {
-                return table[slot].stored.compiled.limits(rule);
+                return known.stored.compiled.limits(rule);
             }
         }
         if !self.has_patterns() {
