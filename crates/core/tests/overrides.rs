@@ -601,6 +601,8 @@ proptest! {
                     let mut active = model.iter().filter(|(_, (_, until))| is_active(*until));
                     let expected = active.find(|(target, _)| applies(target));
                     let expected = expected.map_or(10, |(_, (quota, _))| *quota);
+                    // Prefetching changes no decision.
+                    fixture.rules.prefetch_overrides([(&b"customer"[..], KEYS[key].as_bytes())]);
                     prop_assert_eq!(fixture.look(KEYS[key]).0, expected, "{} {:?}", KEYS[key], model);
                 }
                 Step::Wait { secs } => fixture.now = fixture.now.after(Span::from_secs(secs)),

@@ -446,6 +446,12 @@ impl ServerLimiter {
         }
     }
 
+    /// Prefetches the overrides of requests that are about to be decided in sequence; see
+    /// [`RuleSet::prefetch_overrides`].
+    pub fn prefetch_overrides<'p>(&self, pairs: impl IntoIterator<Item = (&'p [u8], &'p [u8])>) {
+        self.rules.load().prefetch_overrides(pairs);
+    }
+
     /// Decides `request`. The result is ready if the decision needs no call to Redis. Clears
     /// `outcomes`, a buffer that the caller can reuse, and fills it with the outcomes. `outcomes`
     /// stays empty if the fallback policy `open` or `closed` is applied.

@@ -7,6 +7,8 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use smallvec::SmallVec;
+
 use super::{
     AllowList, Bypass, Condition, EntryBlock, EntryBlockTarget, EntryBlocks, Overrides, Parents,
     Request, Rule, RuleError, RuleErrors, RuleOverrides, When, bypass,
@@ -51,6 +53,13 @@ impl Scratch {
         self.buffers.work.done()
     }
 }
+
+/// The maximum number of overrides that are prefetched together. More would evict each other from
+/// the CPU caches.
+const MAX_PREFETCHED: usize = 32;
+
+/// The maximum number of rules whose overrides are prefetched.
+const MAX_PREFETCHED_RULES: usize = 4;
 
 /// Buffers for lookups in an index, and the counter of pattern evaluations.
 #[derive(Debug, Default)]
@@ -115,6 +124,8 @@ pub struct RuleSet {
     rules: Vec<Rule>,
     /// The overrides of each rule, in the order of the rules.
     overrides: Vec<Arc<RuleOverrides>>,
+    /// The first rules whose key has a single entry, for [`Self::prefetch_overrides`].
+    prefetched_rules: Vec<usize>,
     entry_blocks: EntryBlocks,
     index: Index,
     /// The index of each rule. Every receipt looks up its rules, so the map uses a fast hash
@@ -163,6 +174,7 @@ impl RuleSet {
         let has_body_costs = rules.iter().any(|rule| rule.body_cost().is_some());
         Ok(Self {
             overrides: rules.iter().map(|_| Arc::default()).collect(),
+            prefetched_rules: Vec::new(),
             entry_blocks: EntryBlocks::default(),
             rules,
             index,
@@ -194,6 +206,12 @@ impl RuleSet {
     pub fn with_overrides(mut self, overrides: &Overrides) -> Self {
         let names = self.rules.iter().map(Rule::name);
         self.overrides = names.map(|name| overrides.of_rule(name)).collect();
+        let single = self.rules.iter().enumerate();
+        let single = single.filter(|(_, rule)| rule.key().len() == 1);
+        self.prefetched_rules = single
+            .map(|(at, _)| at)
+            .take(MAX_PREFETCHED_RULES)
+            .collect();
         self
     }
 
@@ -214,6 +232,35 @@ impl RuleSet {
         now: Timestamp,
     ) -> Option<(EntryBlockTarget, EntryBlock)> {
         self.entry_blocks.find(request, rule.map(Rule::name), now)
+    }
+
+    /// Starts to load the overrides of the first 32 keys into the CPU caches.
+    /// `pairs` contains the names and the values of the entries of several requests, as they were
+    /// sent. Only the first rules whose key has a single entry are considered.
+    ///
+    /// Prefetching does not affect any decision. A caller that decides several requests in sequence
+    /// can prefetch all of them first, so that their cache misses overlap.
+    pub fn prefetch_overrides<'p>(&self, pairs: impl IntoIterator<Item = (&'p [u8], &'p [u8])>) {
+        let rules = self.prefetched_rules.iter();
+        let rules = rules.map(|at| (&self.rules[*at], &*self.overrides[*at]));
+        let rules = rules.filter(|(_, overrides)| !overrides.is_empty());
+        let rules: SmallVec<[(&Rule, &RuleOverrides); MAX_PREFETCHED_RULES]> = rules.collect();
+        if rules.is_empty() {
+            return;
+        }
+        let mut hashes = SmallVec::<[(&RuleOverrides, KeyHash); MAX_PREFETCHED]>::new();
+        for (name, value) in pairs {
+            let is_keyed = |rule: &Rule| rule.key().any(|entry| entry.as_bytes() == name);
+            for (_, overrides) in rules.iter().filter(|(rule, _)| is_keyed(rule)) {
+                hashes.push((overrides, overrides.prefetch_filter(value)));
+            }
+            if hashes.len() + rules.len() > MAX_PREFETCHED {
+                break;
+            }
+        }
+        for (overrides, hash) in hashes {
+            overrides.prefetch_entry(hash);
+        }
     }
 
     /// Returns the overrides of `rule`, a rule of this set.

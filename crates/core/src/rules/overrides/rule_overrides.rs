@@ -138,6 +138,20 @@ impl RuleOverrides {
         Some(KeyHash(hash))
     }
 
+    /// Starts to load the word of the filter for the key with these `bytes` after its scope.
+    pub(in crate::rules) fn prefetch_filter(&self, bytes: &[u8]) -> KeyHash {
+        let hash = self.hash(bytes);
+        self.filter.prefetch(hash);
+        KeyHash(hash)
+    }
+
+    /// Starts to load the override of the key with this hash, if it passes the filter.
+    pub(in crate::rules) fn prefetch_entry(&self, KeyHash(hash): KeyHash) {
+        if self.filter.may_contain(hash) {
+            self.keys.prefetch(hash);
+        }
+    }
+
     /// Returns the limits of the override for `key`, an encoded key of `rule`, if there is one.
     #[inline]
     pub(in crate::rules) fn limits(

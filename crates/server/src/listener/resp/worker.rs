@@ -86,6 +86,9 @@ impl CommandExecutor {
                     .clone()
                     .filter_map(|(arguments, _)| command::key(arguments));
                 limiter.prefetch(keys);
+                let pairs = commands.clone();
+                let pairs = pairs.flat_map(|(arguments, _)| command::pairs(arguments));
+                limiter.prefetch_overrides(pairs);
             }
             let start = used;
             for (arguments, end) in commands {

@@ -397,6 +397,24 @@ pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     (key.len() <= MAX_THROTTLE_KEY_BYTES).then_some(key)
 }
 
+/// Returns the neighbouring arguments of a request for the rules, which include the names and the
+/// values of its entries, so that the limiter can prefetch the overrides. The result is only a hint,
+/// as in [`key`].
+pub(super) fn pairs<'a>(
+    arguments: Arguments<'a>,
+) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
+    let name = arguments.get(0).unwrap_or_default();
+    let is_request = ["tidegate.check", "tidegate.reserve"]
+        .iter()
+        .any(|request| name.eq_ignore_ascii_case(request.as_bytes()));
+    let last = if is_request {
+        arguments.len().saturating_sub(1)
+    } else {
+        0
+    };
+    (1..last).filter_map(move |at| Some((arguments.get(at)?, arguments.get(at + 1)?)))
+}
+
 /// Runs the command whose name is the first argument. If a transaction is open, queues the command
 /// instead.
 pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut Vec<u8>) {
@@ -479,4 +497,33 @@ const QUOTED_BYTES: usize = 128;
 /// Returns the first bytes of an argument, for use in an error.
 fn quoted(argument: &[u8]) -> impl fmt::Display {
     String::from_utf8_lossy(&argument[..argument.len().min(QUOTED_BYTES)]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::parse::Parser, *};
+
+    #[test]
+    fn the_pairs_of_a_request_include_its_entries() {
+        let pairs_of = |command: &str| {
+            let words: Vec<&str> = command.split(' ').collect();
+            let words = words
+                .iter()
+                .map(|word| format!("${}\r\n{word}\r\n", word.len()));
+            let words: Vec<String> = words.collect();
+            let input = format!("*{}\r\n{}", words.len(), words.concat());
+            let mut parser = Parser::default();
+            assert_eq!(parser.parse(input.as_bytes()).ok(), Some(1));
+            let (arguments, _) = parser.command(0, input.as_bytes()).unwrap();
+            let pairs = pairs(arguments).map(|(name, value)| (name.to_vec(), value.to_vec()));
+            pairs.collect::<Vec<_>>()
+        };
+        for name in ["TIDEGATE.CHECK", "tidegate.reserve"] {
+            let pairs = pairs_of(&format!("{name} COST 3 user u1 path /"));
+            for (name, value) in [("user", "u1"), ("path", "/")] {
+                assert!(pairs.contains(&(name.into(), value.into())), "{pairs:?}");
+            }
+        }
+        assert!(pairs_of("THROTTLE user 1 2 3").is_empty());
+    }
 }
