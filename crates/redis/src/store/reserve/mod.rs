@@ -220,8 +220,8 @@ fn refund_of(reply: Reply) -> Result<Refund, StoreError> {
 /// Returns the callback that refunds a reservation if its reply arrives after the caller has
 /// stopped waiting.
 ///
-/// A late reply is rare, so a reservation does not copy its keys and arguments for the callback. The
-/// callback reads them from the command that was sent.
+/// A late reply is rare, so a reservation does not copy its keys and arguments for the callback.
+/// The callback reads them from the command that was sent.
 pub(super) fn refund_on_late_reply(executor: Arc<dyn Executor>) -> OnLateReply {
     OnLateReply(Arc::new(move |sent, late| {
         let Some(SentCall { keys, args }) = SentCall::read(sent) else {

@@ -398,8 +398,8 @@ pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
 }
 
 /// Returns the neighbouring arguments of a request for the rules, which include the names and the
-/// values of its entries, so that the limiter can prefetch the overrides. The result is only a hint,
-/// as in [`key`].
+/// values of its entries, so that the limiter can prefetch the overrides. The result is only a
+/// hint, as in [`key`].
 pub(super) fn pairs<'a>(
     arguments: Arguments<'a>,
 ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
