@@ -7,12 +7,25 @@
 //!   limit: | algorithm: 1 | flags: 1 | soft percent: 8 | parameters of the algorithm: 8 each |
 //! ```
 
+use std::{cell::RefCell, sync::Arc};
+
 use tidegate_core::{
     Algorithm, AlgorithmName, Anchor, Calendar, CalendarUnit, Counting, Limit, LimitSpec, Limits,
     Rate, RefillMode, Span, Window,
 };
 
 use super::input::Input;
+use crate::BuildCache;
+
+/// The number of decoded limits that each thread caches.
+const CACHED_LIMITS: usize = 64;
+
+thread_local! {
+    // Most tokens contain the limits of a few rules. Decoding builds the limits, which would take a
+    // fifth of a settlement.
+    static DECODED: RefCell<BuildCache<Box<[u8]>, Arc<Limits>>> =
+        RefCell::new(BuildCache::new(CACHED_LIMITS));
+}
 
 /// The flag of limits in shadow mode.
 const IN_SHADOW: u8 = 1;
@@ -32,6 +45,12 @@ pub(super) fn encode(limits: &Limits) -> Vec<u8> {
         push_limit(&mut bytes, limit);
     }
     bytes
+}
+
+/// Decodes limits, or returns them from the cache; `None` if they have another format.
+pub(super) fn decode_cached(bytes: &[u8]) -> Option<Arc<Limits>> {
+    let build = |bytes: &Box<[u8]>| decode(bytes).map(Arc::new).ok_or(());
+    DECODED.with_borrow_mut(|cache| cache.get_or_build(bytes.into(), build).ok().cloned())
 }
 
 /// Decodes limits; `None` if they have another format.
@@ -284,6 +303,20 @@ rules:
             let part = decode(&encoded[..length]);
             assert!(part.is_none_or(|part| part.len() < limits.len()));
         }
+    }
+
+    #[test]
+    fn equal_limits_are_decoded_once() {
+        let limits = ["10/min", "11/min"].map(|text| {
+            let limits = Limits::new(vec![text.parse().unwrap()]).unwrap();
+            decode_cached(&encode(&limits)).unwrap()
+        });
+        for limits in &limits {
+            let again = decode_cached(&encode(limits)).unwrap();
+            assert!(Arc::ptr_eq(&again, limits));
+        }
+        assert!(!limits[0].iter().eq(limits[1].iter()));
+        assert!(decode_cached(b"").is_none());
     }
 
     #[test]

@@ -410,7 +410,7 @@ impl TokenContents {
             };
             let limits = match flags & HAS_LIMITS {
                 0 => None,
-                _ => Some(Arc::new(stored_limits::decode(input.take_with_length()?)?)),
+                _ => Some(stored_limits::decode_cached(input.take_with_length()?)?),
             };
             let charge = StoredCharge {
                 key: key.into(),
