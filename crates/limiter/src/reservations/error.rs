@@ -56,7 +56,9 @@ impl NotOutstanding {
                  in a restart, or, without Redis, was made by another server"
             }
             Self::Expired => "has expired",
-            Self::Settled => "was already settled at a different cost",
+            Self::Settled => {
+                "was already settled; only a settlement at the same cost can be repeated"
+            }
             Self::SlotLost => "has lost its concurrency slot, because it was renewed too late",
         }
     }

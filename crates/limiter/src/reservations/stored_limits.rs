@@ -49,8 +49,10 @@ pub(super) fn encode(limits: &Limits) -> Vec<u8> {
 
 /// Decodes limits, or returns them from the cache; `None` if they have another format.
 pub(super) fn decode_cached(bytes: &[u8]) -> Option<Arc<Limits>> {
-    let build = |bytes: &Box<[u8]>| decode(bytes).map(Arc::new).ok_or(());
-    DECODED.with_borrow_mut(|cache| cache.get_or_build(bytes.into(), build).ok().cloned())
+    DECODED.with_borrow_mut(|cache| {
+        let built = cache.get_or_build(bytes.into(), |bytes| decode(bytes).map(Arc::new).ok_or(()));
+        built.ok().cloned()
+    })
 }
 
 /// Decodes limits; `None` if they have another format.

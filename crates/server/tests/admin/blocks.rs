@@ -87,6 +87,17 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
 }
 
 #[test]
+fn a_block_of_a_literal_asterisk_says_so() {
+    let listener = TestListener::open();
+    let put = listener
+        .ask("PUT", "/v1/blocks/r/%2Fa%2F%2A/192.0.2.1", "")
+        .json();
+    let hint = put["hint"].as_str().unwrap();
+    let expected = "`*` is literal in a block: only the key with exactly `/a/*` is blocked";
+    assert!(hint.starts_with(expected), "{hint}");
+}
+
+#[test]
 fn a_key_that_no_request_has_is_refused() {
     let listener = TestListener::open();
     for written in ["10.0.0.0%2F8", "2001:db8::%2F32"] {

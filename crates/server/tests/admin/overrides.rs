@@ -109,6 +109,28 @@ fn an_override_with_fewer_limits_than_its_rule_says_so() {
     }
 }
 
+/// A factor does not multiply the limits of a plan, so it can lower the limit of a key.
+#[test]
+fn a_factor_in_a_rule_with_plans_says_what_it_multiplies() {
+    let listener = TestListener::open();
+    let rules = "
+plans: {pro: {r: 100/min}}
+rules: [{name: r, key: [path, ip], limits: 10/min, plan: tier}]
+";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let put = listener.ask("PUT", &path(), r#"{"limits": "2x"}"#).json();
+    let hint = put["hint"].as_str().unwrap();
+    let expected =
+        "the factor multiplies the rule's own limits (10/min), also for a key with a plan";
+    assert!(hint.starts_with(expected), "{hint}");
+    let put = listener
+        .ask("PUT", &path(), r#"{"limits": "200/min"}"#)
+        .json();
+    let hint = put["hint"].as_str().unwrap();
+    assert!(hint.starts_with("this override is lost"), "{hint}");
+}
+
 #[test]
 fn the_limits_of_an_override_are_enforced_and_explained() {
     let listener = TestListener::open();

@@ -106,7 +106,7 @@ fn any_server_settles_a_reservation_once() {
     );
     for node in [&a, &b] {
         let again = settle(node, &reservation.token, 0).unwrap_err();
-        assert_eq!(again.reason(), "was already settled at a different cost");
+        assert!(again.reason().starts_with("was already settled; only"));
         let repeated = settle(node, &reservation.token, 100);
         assert_eq!(
             repeated,

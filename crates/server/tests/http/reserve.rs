@@ -370,6 +370,12 @@ fn a_proxy_reserves_and_settles_with_headers() {
         settle(token, "").problem(),
         "Tidegate-Cost: must be an integer from 0 to 999999999999999"
     );
+    let cost = [("Tidegate-Cost", "0")];
+    let incomplete = listener.connect().ask("POST", "/v1/settle", &cost, b"");
+    assert_eq!(
+        incomplete.problem(),
+        "Tidegate-Reservation: is missing; set it to the value of this header in the response of /v1/authorize"
+    );
     assert_eq!(settle(token, "0").status, 200);
     assert_eq!(authorize().status, 200, "the first login has succeeded");
     let wrong = listener

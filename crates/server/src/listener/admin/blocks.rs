@@ -139,8 +139,13 @@ pub(super) async fn put(
         "after": {"until_ms": document["until_ms"], "reason": document["reason"]},
     });
     auditor.record_key(EventType::BlockAdded, target, change);
-    if !limiter.are_blocks_persistent() {
-        document["hint"] = not_kept(limiter).into();
+    let lost = (!limiter.are_blocks_persistent()).then(|| not_kept(limiter));
+    let hints: Vec<String> = literal_asterisk(target.key)
+        .into_iter()
+        .chain(lost)
+        .collect();
+    if !hints.is_empty() {
+        document["hint"] = hints.join("; ").into();
     }
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
@@ -250,6 +255,16 @@ pub(super) async fn lift(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Result
         Ok(rule) => Err(target.nothing(NO_BLOCK, rule)),
         Err(problem) => Err(problem),
     }
+}
+
+/// Returns a hint if a value contains a `*`, which is not a pattern in a block.
+fn literal_asterisk(key: &[&str]) -> Option<String> {
+    let value = key.iter().find(|value| value.contains('*'))?;
+    Some(format!(
+        "`*` is literal in a block: only the key with exactly `{}` is blocked; to deny a pattern, use `tidegate \
+         override RULE PATTERN --limit 0/h`",
+        shown(value)
+    ))
 }
 
 /// Explains why blocks do not survive a server restart, and how to make them persistent.

@@ -141,6 +141,7 @@ pub(super) async fn put(
     });
     let hints: Vec<String> = fewer_limits(&rule, &new.replacement)
         .into_iter()
+        .chain(factor_instead_of_plan(&rule, &new.replacement))
         .chain(lost)
         .collect();
     if !hints.is_empty() {
@@ -166,6 +167,20 @@ fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
             own.len(),
             own.join(", "),
             limits.join(", ")
+        )
+    })
+}
+
+/// Returns a hint for a factor if the rule has plans. The factor multiplies the limits of the rule,
+/// also for a key with a plan.
+fn factor_instead_of_plan(rule: &Rule, replacement: &Replacement) -> Option<String> {
+    let has_plans = rule.plans().next().is_some();
+    (has_plans && matches!(replacement, Replacement::Factor(_))).then(|| {
+        let own: Vec<&str> = rule.limits().iter().map(|limit| &**limit.policy()).collect();
+        format!(
+            "the factor multiplies the rule's own limits ({}), also for a key with a plan, whose limits do not apply \
+             during the override; to raise the limits of a plan, list limits instead of a factor",
+            own.join(", ")
         )
     })
 }

@@ -95,7 +95,8 @@ pub(super) async fn settle(
     body: &[u8],
 ) -> Result<Answer, Problem> {
     let members;
-    let (token, cost) = if body.is_empty() && headers.contains_key(RESERVATION) {
+    let is_in_headers = headers.contains_key(RESERVATION) || headers.contains_key(COST);
+    let (token, cost) = if body.is_empty() && is_in_headers {
         settlement_in_headers(headers)?
     } else {
         members = json::object(body)?;
@@ -127,7 +128,12 @@ pub(super) async fn settle(
 
 fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
-    let token = text(&RESERVATION).unwrap_or_default();
+    let token = text(&RESERVATION).ok_or_else(|| {
+        Problem::bad(
+            "Tidegate-Reservation",
+            "is missing; set it to the value of this header in the response of /v1/authorize",
+        )
+    })?;
     let cost = text(&COST).ok_or_else(|| {
         Problem::bad(
             "Tidegate-Cost",
