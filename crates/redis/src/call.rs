@@ -98,7 +98,7 @@ impl Intent {
     /// Returns whether the script may store a state that the client has converted to new limit
     /// parameters. If not, the script uses the converted state only for the reply.
     pub(crate) fn can_store_conversion(self) -> bool {
-        matches!(self, Self::Charge | Self::Reserve | Self::Deny | Self::Peek)
+        matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
     /// Returns the operation's name in the script.

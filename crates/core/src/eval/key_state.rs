@@ -70,24 +70,6 @@ impl KeyState {
         }
     }
 
-    /// Returns whether this state, which was converted from `former`, admits every request no later
-    /// than `former` would, if `former` were converted only when the request arrives. The result is
-    /// false if it depends on more than the instants at which the states expire.
-    pub(crate) fn drains_no_later_than(&self, former: &Self) -> bool {
-        let (states, former) = (self.states(), former.states());
-        let mut pairs = states.iter().zip(former);
-        states.len() == former.len()
-            && pairs.all(|pair| match pair {
-                (State::Gcra(_), State::Gcra(_)) | (State::Interval(_), State::Interval(_)) => {
-                    pair.0.expires() <= pair.1.expires()
-                }
-                (State::Window(state), State::Window(former)) => {
-                    state.count <= former.count && state.end <= former.end
-                }
-                (state, former) => state == former,
-            })
-    }
-
     /// Returns when the state expires. After the expiry, the state can be dropped without changing
     /// any decision.
     pub(crate) fn expires(&self) -> Timestamp {

@@ -190,17 +190,6 @@ impl<'a> Replay<'a> {
         self.drain_times.is_empty()
     }
 
-    /// Returns whether the states admit every request no later than `former`, the states that the
-    /// remote store returned. The result is false if it depends on more than the instants at which
-    /// the states expire.
-    #[must_use]
-    pub fn drains_no_later_than(&self, former: Option<&[(Terms, RemoteState)]>) -> bool {
-        let states = former.unwrap_or_default().iter();
-        let states = states.map(|(_, state)| State::from(state.clone()));
-        let former = KeyState::from_states(states.collect());
-        self.evaluation.key_state.drains_no_later_than(&former)
-    }
-
     /// Evaluates the limits. Returns true if the limits admit the request. In shadow mode, the
     /// limits always admit the request.
     pub fn evaluate(&mut self, now: Timestamp) -> bool {

@@ -1,4 +1,4 @@
-//! Limits that an override changes: outstanding reservations, and the waits that a peek reports.
+//! Limits that an override changes: outstanding reservations, and inspections under other limits.
 
 use tidegate_config::ReservationExpiry;
 use tidegate_core::{Effect, Replacement};
@@ -190,28 +190,47 @@ fn any_token_of_a_renewed_reservation_releases_its_slot() {
     });
 }
 
-/// A client peeks, waits for the reported time, and is then admitted. The peek under the new limits
-/// begins to use the raised rate, or the shorter window.
+/// An override lowers the limits. An operator inspects one of two keys under the limits of the rule,
+/// as `tidegate inspect` does for a key with a plan. Both keys get the same decisions.
 #[test]
-fn a_wait_that_a_peek_reports_is_exact_after_a_change() {
-    // The instant of the peek, the wait, and the new limit.
-    let cases = [
-        (Kind::TokenBucket, 0, 1_500, "40/min capacity 20"),
-        (Kind::FixedWindow, 15_000, 5_000, "5/10s"),
-    ];
+fn an_inspection_under_other_limits_changes_no_decision() {
     on_each_backend(|runtime, backend| {
-        for (kind, later, wait, limit) in cases {
-            let mut fleet = fleet(runtime, backend, kind, "peek");
-            assert!(fleet.check(0, HOLDER, 20, Effect::Charge));
-            fleet.set_override("r0", Replacement::Limits(Box::new([limit.into()])));
+        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Slots) {
+            let mut fleet = fleet(runtime, backend, kind, "inspect");
+            fleet.set_override("r0", Replacement::Factor("0.25x".parse().unwrap()));
             let last = fleet.len() - 1;
-            let mut is_admitted_at = |at, effect| {
-                fleet.set_clocks(START + at);
-                fleet.check(last, HOLDER, 1, effect)
-            };
-            assert!(!is_admitted_at(later, Effect::Peek), "{kind:?}");
-            assert!(!is_admitted_at(later + wait - 1, Effect::Peek), "{kind:?}");
-            assert!(is_admitted_at(later + wait, Effect::Charge), "{kind:?}");
+            for step in 0..90 {
+                for (at, effect) in [(1, Effect::Look), (2, Effect::Peek)] {
+                    fleet.set_clocks(START + step * 1_000 + at);
+                    fleet.inspect_under_rule(last, HOLDER, effect);
+                }
+                fleet.set_clocks(START + (step + 1) * 1_000);
+                let decide = |user| fleet.check(0, user, 1, Effect::Charge);
+                let [inspected, other] = [HOLDER, OTHER].map(decide);
+                assert_eq!(inspected, other, "{kind:?} after {step} s");
+            }
+            let reservation = fleet.reserve(0, OTHER, 1, TTL);
+            assert_eq!(
+                reservation.is_some(),
+                fleet.reserve(0, HOLDER, 1, TTL).is_some()
+            );
+        }
+    });
+}
+
+/// An inspection under other limits between a reservation and its settlement does not stop the
+/// refund of the unused units.
+#[test]
+fn an_inspection_under_other_limits_stops_no_refund() {
+    on_each_backend(|runtime, backend| {
+        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Slots) {
+            let fleet = fleet(runtime, backend, kind, "inspect refund");
+            fleet.set_override("r0", Replacement::Factor("0.75x".parse().unwrap()));
+            let reservation = fleet.reserve(0, HOLDER, RESERVED, TTL).unwrap();
+            let last = fleet.len() - 1;
+            fleet.inspect_under_rule(last, HOLDER, Effect::Peek);
+            let settled = fleet.settle(last, &reservation.token, 0).unwrap();
+            assert_eq!(settled.released, RESERVED, "{kind:?}");
         }
     });
 }

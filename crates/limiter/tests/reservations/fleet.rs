@@ -283,6 +283,16 @@ impl<'r> Fleet<'r> {
         self.run(inspect).unwrap()[0].remaining
     }
 
+    /// Inspects a key of a rule under the limits of the rule, whatever overrides or plans apply.
+    pub(crate) fn inspect_under_rule(&self, server: usize, key: usize, effect: Effect) {
+        let (key, _) = self.key(server, key);
+        let rules = self.nodes[server].limiter.rules();
+        let limits = rules.rule_of(&key).unwrap().limits();
+        let charge = Charge::new(&key, limits, Cost::ONE).unwrap();
+        let inspect = self.nodes[server].limiter.inspect(charge, effect);
+        assert!(!self.run(inspect).unwrap().is_empty());
+    }
+
     pub(crate) fn reset(&self, server: usize, key: usize) {
         let (key, _) = self.key(server, key);
         let reset = self.nodes[server].limiter.reset(&key);

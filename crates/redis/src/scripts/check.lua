@@ -19,8 +19,7 @@
 --   {3 blocked, instant, index of the charge, end of the block}
 --   {2 values under other parameters or written by a clock that was ahead, instant, each value}
 --   {4 instant outside a program's calendar windows, instant}
--- The last three charge nothing. A peek keeps a conversion that lost no charges, like a denied
--- request, so that the new parameters apply from then on.
+-- The last three charge nothing.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local count, now, effect, slack = #KEYS, tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -186,12 +185,6 @@ for i = 1, count do
   reply[2 + i] = charges[i].raw
 end
 if effect == 'peek' or effect == 'look' then
-  for i = 1, count do
-    local until_then = charges[i].converted_until
-    if until_then and until_then > now then
-      call('PSETEX', KEYS[i], floor((until_then - now) / 1000) + slack, charges[i].raw)
-    end
-  end
   return reply
 end
 

@@ -36,7 +36,7 @@ use std::collections::BTreeMap;
 use futures_util::future::try_join_all;
 use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
-use super::{CONTENDED, MAX_TRIES, needs_call, reserve::CheckCall};
+use super::{CONTENDED, MAX_TRIES, reserve::CheckCall};
 use crate::{
     RedisReceipt, RedisStore, StoreError, call::Intent, client::hash_slot, conversion::Conversions,
     decode::CheckReply, encode,
@@ -222,9 +222,6 @@ impl RedisStore {
         mut conversions: Vec<Conversions>,
     ) -> Result<Option<Vec<SlotReply>>, StoreError> {
         conversions.resize_with(groups.len(), Conversions::default);
-        // A peek does not fail because other calls change a value: it tries once to keep its
-        // conversions.
-        let mut can_convert = intent.can_store_conversion();
         for _ in 0..MAX_TRIES {
             let calls = groups.iter().zip(&conversions);
             let calls = calls.map(|(group, conversions)| CheckCall {
@@ -238,24 +235,12 @@ impl RedisStore {
                 try_join_all(calls.iter().map(|call| call.run(self))).await?
             };
             let is_blocked = |reply: &CheckReply| matches!(reply, CheckReply::Blocked { .. });
-            let converts = can_convert && !checked.iter().any(is_blocked);
-            can_convert &= intent != Intent::Peek;
+            let converts = intent.can_store_conversion() && !checked.iter().any(is_blocked);
             let mut replies = Vec::with_capacity(groups.len());
             for ((group, reply), conversions) in groups.iter().zip(checked).zip(&mut conversions) {
                 match reply {
                     CheckReply::Outdated { now, values } if converts => {
-                        let converted =
-                            self.conversions(&group.charges, values.clone(), now, intent)?;
-                        if needs_call(intent, &converted) {
-                            *conversions = converted;
-                        } else {
-                            replies.push(SlotReply::Values {
-                                now,
-                                values,
-                                conversions: Conversions::default(),
-                                receipts: Vec::new(),
-                            });
-                        }
+                        *conversions = self.conversions(&group.charges, values, now, intent)?;
                     }
                     CheckReply::OutsideCalendar { .. } => {}
                     CheckReply::SplitSlot => return Err(StoreError::slot_migrating()),

@@ -210,22 +210,14 @@ impl RedisStore {
                 FastPathResult::Unsupported => {}
             }
         }
-        // A peek does not fail because other calls change the value: it tries once to keep a
-        // conversion.
-        let mut can_convert = intent.can_store_conversion();
         for _ in 0..MAX_TRIES {
             let call = self.check_call(charges, intent, &conversions);
             match self.run_check(&call, charges.len()).await? {
                 CheckReply::Blocked { now, charge, until } => {
                     return Ok(Decision::blocked(charge, until, now));
                 }
-                CheckReply::Outdated { now, values } if can_convert => {
-                    conversions = self.conversions(charges, values.clone(), now, intent)?;
-                    can_convert = intent != Intent::Peek;
-                    if !needs_call(intent, &conversions) {
-                        let replayed = self.replay(charges, &values, now, intent)?;
-                        return Ok(replayed.report(now, outcomes));
-                    }
+                CheckReply::Outdated { now, values } if intent.can_store_conversion() => {
+                    conversions = self.conversions(charges, values, now, intent)?;
                 }
                 CheckReply::OutsideCalendar { .. } => {}
                 CheckReply::SplitSlot => {
@@ -283,9 +275,6 @@ impl RedisStore {
             } else {
                 Vec::new()
             };
-            // A peek must not delay a request, and clamps no state.
-            let is_kept = intent != Intent::Peek
-                || !is_from_ahead && replay.drains_no_later_than(stored.states.as_deref());
             // An expired state is not kept, even if its refund ledger has not expired.
             let keep_until = if expires > now {
                 expires.max(decode::kept_until(&ledger))
@@ -296,7 +285,7 @@ impl RedisStore {
             Ok(Some(Conversion {
                 stored: value,
                 converted,
-                keep_until: (replay.is_exact() && is_kept).then_some(keep_until),
+                keep_until: replay.is_exact().then_some(keep_until),
                 drain_times: replay.drain_times().clone(),
             }))
         });
@@ -452,12 +441,6 @@ impl RedisStore {
             SLACK_MS
         }
     }
-}
-
-/// Returns whether the script must be called again with `conversions`. A peek needs them only if a
-/// converted state is kept. The store can compute the reply without another call.
-fn needs_call(intent: Intent, conversions: &Conversions) -> bool {
-    intent != Intent::Peek || conversions.is_any_kept()
 }
 
 /// A script's decision, repeated with the memory store's algorithms.

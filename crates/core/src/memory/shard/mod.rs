@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     algorithm::{Gcra, Outcome},
-    eval::{Charge, ChargeRecord, Effect, Evaluation, FormerState, KeyState, Limits, LoadedState},
+    eval::{Charge, ChargeRecord, Effect, Evaluation, FormerState, LoadedState},
     hash_table::{self, RandomState, Table, hash_with},
     time::{CLOCK_JUMP, Timestamp},
 };
@@ -215,11 +215,6 @@ impl Shard {
 
     /// Takes the state of the charge's key out of its entry. If `effect` is read-only, takes a
     /// copy, unless the decision can use the state itself (see [`Entry::can_be_lent`]).
-    ///
-    /// A peek charges nothing, but it keeps a state that was converted without loss and then drains
-    /// no later. Otherwise, the former rate would apply until the next charge, and a client that
-    /// peeks, waits for the reported time, and then sends its request would be denied. A state that
-    /// would then drain later is not kept, because a peek must not delay a request.
     #[inline]
     pub(super) fn open<'c>(
         &mut self,
@@ -254,15 +249,7 @@ impl Shard {
                     self.cold.heap_bytes -= entry.heap_bytes();
                     entry.take(limits, context)
                 } else {
-                    let loaded = entry.copy(limits, context);
-                    let is_converted = effect == Effect::Peek
-                        && loaded.former.is_none()
-                        && !entry.is_unclamped()
-                        && !entry.was_left_under(limits.fingerprint());
-                    if is_converted {
-                        converted_until = self.keep_conversion(number, limits, &loaded.key_state);
-                    }
-                    loaded
+                    entry.copy(limits, context)
                 }
             }
         };
@@ -279,33 +266,6 @@ impl Shard {
             is_changed: false,
             lent: is_lent.then(Vec::new),
         }
-    }
-
-    /// Replaces the state of the entry `number` by `converted`, if `converted` drains no later and
-    /// there is room. Returns the instant at which the last unit of the former state expires; zero if the state is not
-    /// replaced.
-    #[cold]
-    fn keep_conversion(
-        &mut self,
-        number: usize,
-        limits: &Limits,
-        converted: &KeyState,
-    ) -> Timestamp {
-        let bytes = self.bytes();
-        let entry = &mut self.entries[number];
-        let former = entry.key_state();
-        if !former.is_some_and(|former| converted.drains_no_later_than(&former)) {
-            return Timestamp::default();
-        }
-        let (former_bytes, is_hot) = (entry.heap_bytes(), entry.is_hot);
-        let units_expire = entry.units_expire();
-        let kept = Entry::new(entry.key(), converted.clone(), limits.fingerprint(), is_hot);
-        if bytes - former_bytes + kept.heap_bytes() > self.cold.capacity.bytes {
-            return Timestamp::default();
-        }
-        entry.put(converted.clone(), limits.fingerprint(), is_hot);
-        self.cold.heap_bytes = self.cold.heap_bytes - former_bytes + entry.heap_bytes();
-        units_expire
     }
 
     /// Records the conversion of the state of `pending` in the refund ledger, if the converted
