@@ -33,6 +33,14 @@ impl Plans {
         self.get(request.entry(entry)?)
     }
 
+    /// Returns the name of the plan that `request` names. Returns `None` if the request does not name
+    /// a plan of the rule.
+    pub(super) fn name_of_request(&self, request: &Request<'_>) -> Option<&str> {
+        let name = request.entry(self.entry.as_deref()?)?;
+        let at = self.limits.binary_search_by(|(own, _)| (**own).cmp(name));
+        at.ok().map(|at| &*self.limits[at].0)
+    }
+
     /// Returns whether `self` and `other` have the same plans with equal limits, selected by the
     /// same entry.
     pub(super) fn are_equal(&self, other: &Self) -> bool {

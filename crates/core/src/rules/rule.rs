@@ -437,6 +437,13 @@ impl Rule {
         self.plans.entry.as_deref()
     }
 
+    /// Returns the name of the plan that `request` names. Returns `None` if the request does not name
+    /// a plan of this rule. An override takes precedence over the plan.
+    #[must_use]
+    pub fn plan_name_of(&self, request: &Request<'_>) -> Option<&str> {
+        self.plans.name_of_request(request)
+    }
+
     /// Returns the limits of `charge`, which was made under this rule. Returns `None` if the limits
     /// come from an override.
     pub(super) fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {

@@ -86,12 +86,16 @@ impl ServerLimiter {
             return 0;
         }
         // The excess is a new charge, so the limits that apply now decide it.
-        let stored = charges.to_stored().into_iter().zip(&final_charges.amounts);
-        let stored = stored.map(|(charge, amount)| (charge, None, *amount));
-        let (charges, amounts) = OwnedCharges::of_known_rules(&self.rules(), stored, now);
-        let charges = charges.as_charges();
+        let current = charges.under_current_limits(&self.rules(), now);
+        let has_rule: SmallVec<[bool; 1]> = current
+            .with_rules()
+            .map(|(_, rule)| rule.is_some())
+            .collect();
+        let charges = current.as_charges();
+        let excess = excess_costs(&charges, &final_charges.amounts);
         let mut uncharged = 0;
-        for (at, excess) in excess_costs(&charges, &amounts) {
+        // The excess of a rule that a reload has removed is not charged.
+        for (at, excess) in excess.into_iter().filter(|(at, _)| has_rule[*at]) {
             let charge = Charge {
                 cost: excess,
                 ..charges[at]

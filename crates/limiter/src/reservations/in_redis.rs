@@ -170,7 +170,7 @@ impl ServerLimiter {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let mut shared = self.shared_reservation(ReservationKind::Request, shared);
         // A slot that was lost is acquired under the limits that apply now.
-        let current = shared.charges.under_current_limits(now);
+        let current = shared.charges.under_current_limits(&self.rules(), now);
         let lease = current.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let until = now.after(ttl);

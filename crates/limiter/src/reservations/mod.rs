@@ -276,7 +276,7 @@ impl ServerLimiter {
                 receipt,
             } = decided;
             let reservation = verdict.allowed.then(|| {
-                let charges = OwnedCharges::new(rules, charges);
+                let charges = OwnedCharges::new(rules, charges).with_plans_of(request);
                 self.add_reservation(charges, receipt, request.cost(), ttl, permit)
             });
             finish(rules, &verdict, reservation)

@@ -264,12 +264,12 @@ impl TokenKeys {
             ChargesHolder::Redis(receipts) => receipts,
         };
         let mut bytes = head.encode(IN_REDIS);
-        for ((charge, plan), receipt) in charges.with_plans().zip(receipts) {
+        for (charge, receipt) in charges.list().iter().zip(receipts) {
             EncodedCharge {
                 key: &charge.key,
                 cost: charge.cost,
-                is_stretched: charge.is_stretched,
-                plan,
+                is_stretched: charge.is_stretched(),
+                plan: charge.plan(),
                 limits: Some(charge.limits()),
                 receipt,
             }
@@ -498,8 +498,9 @@ mod tests {
         for entries in [&[("user", "u1")][..], &[("user", "u2"), ("plan", "pro")]] {
             let (request, mut scratch) = (Request::new(entries, Cost::ONE), Scratch::default());
             let expires = Timestamp::from_micros(1_700_000_000_000_000);
-            let charges = rules.charges(&request.unwrap(), expires, &mut scratch);
-            let charges = OwnedCharges::new(&rules, &charges.unwrap());
+            let request = request.unwrap();
+            let charges = rules.charges(&request, expires, &mut scratch);
+            let charges = OwnedCharges::new(&rules, &charges.unwrap()).with_plans_of(&request);
             let head = TokenHead {
                 kind: ReservationKind::Request,
                 id: [7; 16],

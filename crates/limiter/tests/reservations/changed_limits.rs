@@ -30,7 +30,7 @@ enum End {
 }
 
 /// Runs `test` for a memory store, for two servers that share a Redis, and for a cluster.
-fn on_each_backend(test: impl Fn(&Runtime, &Backend)) {
+pub(crate) fn on_each_backend(test: impl Fn(&Runtime, &Backend)) {
     let runtime = crate::fleet::runtime();
     test(&runtime, &Backend::Memory);
     let redis = RedisServer::start();

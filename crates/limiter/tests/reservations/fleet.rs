@@ -257,6 +257,23 @@ impl<'r> Fleet<'r> {
         }
     }
 
+    /// Removes the override of [`Self::set_override`].
+    pub(crate) fn remove_override(&self, rule: &str) {
+        for node in &self.nodes {
+            let target = OverrideTarget::of(&["*"]);
+            assert!(node.limiter.overrides().remove(rule, &target).is_some());
+        }
+    }
+
+    /// Replaces the rules of every server with those of the rules file `rules`.
+    pub(crate) fn reload(&self, rules: &str) {
+        for node in &self.nodes {
+            let rules = Config::parse(rules).unwrap().rules;
+            let former = node.limiter.rules();
+            node.limiter.swap_rules(rules.inheriting_from(&former));
+        }
+    }
+
     /// Returns the indices of the keys that a request of `user` charges.
     pub(crate) fn keys_of(&self, user: usize) -> Vec<usize> {
         let rules = 0..self.kinds.len();
@@ -301,9 +318,19 @@ impl<'r> Fleet<'r> {
 
     /// Sends a request without a reservation. Returns whether it is admitted.
     pub(crate) fn check(&self, server: usize, user: usize, cost: u64, effect: Effect) -> bool {
+        self.check_entries(server, &entries_of(user), cost, effect)
+    }
+
+    /// Sends a request with these entries, without a reservation. Returns whether it is admitted.
+    pub(crate) fn check_entries(
+        &self,
+        server: usize,
+        entries: &[(&str, &str)],
+        cost: u64,
+        effect: Effect,
+    ) -> bool {
         let limiter = &self.nodes[server].limiter;
-        let entries = entries_of(user);
-        let request = Request::new(&entries, Cost::new(cost).unwrap()).unwrap();
+        let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let check = limiter.check(&rules, &mut scratch, &request, effect);
         self.run(async { check.await.unwrap().allowed })
@@ -316,9 +343,19 @@ impl<'r> Fleet<'r> {
         cost: u64,
         ttl: u64,
     ) -> Option<Reservation> {
+        self.reserve_entries(server, &entries_of(user), cost, ttl)
+    }
+
+    /// Reserves the charges of a request with these entries.
+    pub(crate) fn reserve_entries(
+        &self,
+        server: usize,
+        entries: &[(&str, &str)],
+        cost: u64,
+        ttl: u64,
+    ) -> Option<Reservation> {
         let limiter = &self.nodes[server].limiter;
-        let entries = entries_of(user);
-        let request = Request::new(&entries, Cost::new(cost).unwrap()).unwrap();
+        let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let finish = |_: &_, verdict: &Verdict<'_>, reservation: Option<Reservation>| {
             assert_eq!(verdict.allowed, reservation.is_some());

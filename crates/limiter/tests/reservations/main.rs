@@ -11,6 +11,7 @@
 
 mod changed_limits;
 mod fleet;
+mod plans;
 mod steps;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod support;

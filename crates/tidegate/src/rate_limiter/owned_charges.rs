@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Charge, Cost, Limits, Rule, RuleSet, Span, Timestamp};
+use tidegate_core::{Charge, Cost, Limits, Request, Rule, RuleSet, Span, Timestamp};
 
 /// Charges that own their data, so that they can outlive the decision.
 #[derive(Debug)]
@@ -21,8 +21,10 @@ pub struct OwnedCharge {
     pub cost: Cost,
     /// The limits, before they are raised.
     limits: Arc<Limits>,
+    /// The plan that the request named, even if an override replaced the limits of the plan.
+    plan: Option<Box<str>>,
     /// Whether the charge was made under the raised limits of an elastic rule.
-    pub is_stretched: bool,
+    is_stretched: bool,
 }
 
 /// A charge without its limits. A server that reads the charge takes the limits from its own rules.
@@ -34,7 +36,7 @@ pub struct StoredCharge {
     pub cost: Cost,
     /// Whether the charge was made under the raised limits of an elastic rule.
     pub is_stretched: bool,
-    /// The plan of the key, if the key had a plan.
+    /// The plan that the request named, if the request named a plan of the rule.
     pub plan: Option<Box<str>>,
 }
 
@@ -46,12 +48,27 @@ impl OwnedCharges {
             key: charge.key.into(),
             cost: charge.cost,
             limits: rules.limits_of(charge),
+            plan: None,
             is_stretched: charge.limits.is_stretched(),
         };
         Self {
             rules: Some(Arc::clone(rules)),
             list: charges.iter().map(own).collect(),
         }
+    }
+
+    /// Stores the plans that `request`, the request of the charges, names. Without the plans,
+    /// [`Self::under_current_limits`] returns the limits of keys without a plan.
+    #[must_use]
+    pub fn with_plans_of(mut self, request: &Request<'_>) -> Self {
+        if let Some(rules) = &self.rules {
+            for charge in &mut self.list {
+                let rule = rules.rule_of(&charge.key);
+                let plan = rule.and_then(|rule| rule.plan_name_of(request));
+                charge.plan = plan.map(Box::from);
+            }
+        }
+        self
     }
 
     /// Creates charges from `list`, which contains charges, the limits under which they were made,
@@ -67,21 +84,14 @@ impl OwnedCharges {
         let known = list
             .into_iter()
             .filter_map(|(charge, made_under, receipt)| {
-                let rule = rules.rule_of(&charge.key)?;
-                let plan = charge.plan.and_then(|plan| rule.plan(&plan).ok());
-                let of_key = rules.limits_of_key(rule, &charge.key, now);
-                let current = match plan {
-                    // An override takes precedence over the plan.
-                    Some(limits) if Arc::ptr_eq(&of_key, rule.limits()) => Arc::clone(limits),
-                    _ => of_key,
-                };
-                // Only the current limits have the raised limits of an elastic rule.
+                let current = current_limits(rules, &charge.key, charge.plan.as_deref(), now)?;
+                // Decoded limits have no elastic variant.
                 let limits = made_under.filter(|limits| !limits.iter().eq(current.iter()));
-                let limits = limits.unwrap_or(current);
                 let charge = OwnedCharge {
                     key: charge.key,
                     cost: charge.cost,
-                    limits,
+                    limits: limits.unwrap_or(current),
+                    plan: charge.plan,
                     is_stretched: charge.is_stretched,
                 };
                 Some((charge, receipt))
@@ -91,18 +101,28 @@ impl OwnedCharges {
         (Self { rules, list }, receipts)
     }
 
-    /// Returns the charges with the limits that apply to their keys at `now`. Charges from
-    /// [`Self::of_limits`] keep their limits.
+    /// Returns the charges, in the same order, under the limits that apply to their keys at `now`
+    /// if `rules` are active. A charge whose rule is not in `rules` keeps its limits, and so do
+    /// charges from [`Self::of_limits`].
     #[must_use]
-    pub fn under_current_limits(&self, now: Timestamp) -> Self {
-        let Some(rules) = &self.rules else {
+    pub fn under_current_limits(&self, rules: &Arc<RuleSet>, now: Timestamp) -> Self {
+        if self.rules.is_none() {
             return Self {
                 rules: None,
                 list: self.list.clone(),
             };
+        }
+        let current = |charge: &OwnedCharge| {
+            let limits = current_limits(rules, &charge.key, charge.plan(), now);
+            OwnedCharge {
+                limits: limits.unwrap_or_else(|| Arc::clone(&charge.limits)),
+                ..charge.clone()
+            }
         };
-        let stored = self.to_stored().into_iter();
-        Self::of_known_rules(rules, stored.map(|charge| (charge, None, ())), now).0
+        Self {
+            rules: Some(Arc::clone(rules)),
+            list: self.list.iter().map(current).collect(),
+        }
     }
 
     /// Creates charges with the given keys, limits and costs, such as those of Envoy's descriptors.
@@ -113,6 +133,7 @@ impl OwnedCharges {
             key,
             cost,
             limits,
+            plan: None,
             is_stretched: false,
         };
         Self {
@@ -124,22 +145,13 @@ impl OwnedCharges {
     /// Returns the charges in a form that another server can read.
     #[must_use]
     pub fn to_stored(&self) -> Vec<StoredCharge> {
-        let stored = |(charge, plan): (&OwnedCharge, Option<&str>)| StoredCharge {
+        let stored = |charge: &OwnedCharge| StoredCharge {
             key: charge.key.clone(),
             cost: charge.cost,
             is_stretched: charge.is_stretched,
-            plan: plan.map(Box::from),
+            plan: charge.plan.clone(),
         };
-        self.with_plans().map(stored).collect()
-    }
-
-    /// Returns each charge with its plan; `None` for a key that had no plan.
-    pub fn with_plans(&self) -> impl Iterator<Item = (&OwnedCharge, Option<&str>)> {
-        self.with_rules().map(|(charge, rule)| {
-            let mut plans = rule.into_iter().flat_map(Rule::plans);
-            let plan = plans.find(|(_, limits)| Arc::ptr_eq(limits, &charge.limits));
-            (charge, plan.map(|(name, _)| name))
-        })
+        self.list.iter().map(stored).collect()
     }
 
     /// Returns whether the charges belong to rules. Charges from [`Self::of_limits`] do not belong
@@ -189,6 +201,18 @@ impl OwnedCharge {
         &self.limits
     }
 
+    /// Returns the plan that the request named, if the request named a plan of the rule.
+    #[must_use]
+    pub fn plan(&self) -> Option<&str> {
+        self.plan.as_deref()
+    }
+
+    /// Returns whether the charge was made under the raised limits of an elastic rule.
+    #[must_use]
+    pub fn is_stretched(&self) -> bool {
+        self.is_stretched
+    }
+
     fn as_charge(&self) -> Charge<'_> {
         let stretched = self.limits.stretched().filter(|_| self.is_stretched);
         Charge {
@@ -199,4 +223,22 @@ impl OwnedCharge {
             blocked: None,
         }
     }
+}
+
+/// Returns the limits that apply to `key` at `now`, if the request named `plan`. Returns `None` if
+/// `key` does not belong to a rule in `rules`.
+fn current_limits(
+    rules: &RuleSet,
+    key: &[u8],
+    plan: Option<&str>,
+    now: Timestamp,
+) -> Option<Arc<Limits>> {
+    let rule = rules.rule_of(key)?;
+    let of_key = rules.limits_of_key(rule, key, now);
+    let plan = plan.and_then(|plan| rule.plan(plan).ok());
+    Some(match plan {
+        // An override takes precedence over the plan.
+        Some(limits) if Arc::ptr_eq(&of_key, rule.limits()) => Arc::clone(limits),
+        _ => of_key,
+    })
 }

@@ -1,0 +1,119 @@
+//! Reservations of requests that name a plan, while a reload or an override changes the limits.
+
+use tidegate_config::ReservationExpiry;
+use tidegate_core::{Effect, Replacement};
+use tokio::runtime::Runtime;
+
+use crate::{
+    changed_limits::on_each_backend,
+    fleet::{Backend, Fleet},
+    twin::Kind,
+};
+
+const START: u64 = 1_700_006_400_000;
+const TTL: u64 = 60_000;
+const RESERVED: u64 = 10;
+const WITHOUT_PLAN: [(&str, &str); 1] = [("user", "u")];
+const WITH_PLAN: [(&str, &str); 2] = [("user", "u"), ("plan", "pro")];
+
+/// The limits of the plan.
+#[derive(Clone, Copy)]
+enum Pro {
+    Log(u64),
+    Bucket(u64),
+    Slots(u64),
+}
+
+/// Returns a rules file with a rule whose limits are lower than those of its plan.
+fn rules(pro: Pro) -> String {
+    let (base, pro) = match pro {
+        Pro::Log(limit) => ("10/min".to_owned(), format!("{limit}/min")),
+        Pro::Bucket(limit) => {
+            let bucket = |limit| {
+                format!("{{algorithm: token_bucket, capacity: {limit}, refill: {limit}/min}}")
+            };
+            (bucket(10), bucket(limit))
+        }
+        Pro::Slots(limit) => {
+            let slots = |limit| format!("{{algorithm: concurrency, limit: {limit}, lease: 30s}}");
+            (slots(1), slots(limit))
+        }
+    };
+    format!(
+        "plans:\n  pro: {{r0: {pro}}}\nrules:\n  - {{name: r0, key: user, plan: plan, limits: [{base}]}}\n"
+    )
+}
+
+fn fleet<'r>(runtime: &'r Runtime, backend: &'r Backend, pro: Pro, name: &str) -> Fleet<'r> {
+    let on_expiry = ReservationExpiry::Refund;
+    let prefix = format!("plans {name}");
+    let fleet = Fleet::start(runtime, backend, &[Kind::Log], on_expiry, prefix, START);
+    fleet.reload(&rules(pro));
+    fleet
+}
+
+/// The excess is charged under the limits that the plan has after a reload.
+#[test]
+fn the_plan_of_a_reservation_decides_the_excess_after_a_reload() {
+    on_each_backend(|runtime, backend| {
+        for (name, pro, reloaded) in [
+            ("log", Pro::Log(20), Pro::Log(40)),
+            ("bucket", Pro::Bucket(20), Pro::Bucket(40)),
+        ] {
+            let fleet = fleet(runtime, backend, pro, name);
+            let reservation = fleet.reserve_entries(0, &WITH_PLAN, RESERVED, TTL).unwrap();
+            fleet.reload(&rules(reloaded));
+            let settled = fleet
+                .settle(fleet.len() - 1, &reservation.token, 30)
+                .unwrap();
+            assert_eq!((settled.settled, settled.over), (30, 20), "{name}");
+            // The state was not converted to the limits of the rule, which would be exceeded.
+            assert!(
+                fleet.check_entries(0, &WITH_PLAN, 10, Effect::Peek),
+                "{name}"
+            );
+            assert!(
+                !fleet.check_entries(0, &WITH_PLAN, 11, Effect::Peek),
+                "{name}"
+            );
+        }
+    });
+}
+
+/// An override takes precedence over the plan only as long as it is set.
+#[test]
+fn the_plan_of_the_request_applies_after_an_override_has_ended() {
+    on_each_backend(|runtime, backend| {
+        let plan = || Replacement::Plan("pro".into());
+        let doubled = || Replacement::Factor("2x".parse().unwrap());
+        // The override, the entries of the request, and the units that are charged in the end.
+        let cases = [
+            ("doubled", doubled(), &WITH_PLAN[..], 25),
+            ("plan", plan(), &WITHOUT_PLAN[..], 10),
+        ];
+        for (name, replacement, entries, charged) in cases {
+            let fleet = fleet(runtime, backend, Pro::Log(25), name);
+            fleet.set_override("r0", replacement);
+            let reservation = fleet.reserve_entries(0, entries, RESERVED, TTL).unwrap();
+            fleet.remove_override("r0");
+            let settled = fleet.settle(fleet.len() - 1, &reservation.token, 30);
+            assert_eq!(settled.unwrap().settled, charged, "{name}");
+        }
+    });
+}
+
+/// A renewal acquires lost slots under the limits of the plan.
+#[test]
+fn a_renewal_uses_the_limits_of_the_plan_after_a_reload() {
+    on_each_backend(|runtime, backend| {
+        let pro = Pro::Slots(2);
+        let fleet = fleet(runtime, backend, pro, "renewal");
+        let reserve = || fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token;
+        let tokens = [reserve(), reserve()];
+        fleet.reload(&rules(Pro::Slots(3)));
+        fleet.reset(0, 0);
+        for token in &tokens {
+            fleet.renew(fleet.len() - 1, token, TTL).unwrap();
+        }
+    });
+}
