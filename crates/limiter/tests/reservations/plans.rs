@@ -1,7 +1,8 @@
-//! Reservations of requests that name a plan, while a reload or an override changes the limits.
+//! Reservations of requests that name a plan, and of rules that a reload changes or removes.
 
 use tidegate_config::ReservationExpiry;
 use tidegate_core::{Effect, Replacement};
+use tidegate_limiter::reservations::{NotOutstanding, ReservationError};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -107,13 +108,50 @@ fn the_plan_of_the_request_applies_after_an_override_has_ended() {
 fn a_renewal_uses_the_limits_of_the_plan_after_a_reload() {
     on_each_backend(|runtime, backend| {
         let pro = Pro::Slots(2);
-        let fleet = fleet(runtime, backend, pro, "renewal");
-        let reserve = || fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token;
-        let tokens = [reserve(), reserve()];
+        let mut fleet = fleet(runtime, backend, pro, "renewal");
+        // Two reservations of the same instant would have the same slot.
+        let tokens = [0, 1].map(|at| {
+            fleet.set_clocks(START + at);
+            fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
+        });
         fleet.reload(&rules(Pro::Slots(3)));
         fleet.reset(0, 0);
+        fleet.set_clocks(START + 2);
         for token in &tokens {
             fleet.renew(fleet.len() - 1, token, TTL).unwrap();
         }
+    });
+}
+
+/// A lost slot is acquired under the limits that apply at the renewal.
+#[test]
+fn a_renewal_acquires_a_lost_slot_under_the_current_limits() {
+    on_each_backend(|runtime, backend| {
+        let mut fleet = fleet(runtime, backend, Pro::Slots(2), "lost slot");
+        let tokens = [0, 1].map(|at| {
+            fleet.set_clocks(START + at);
+            fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
+        });
+        fleet.reload(&rules(Pro::Slots(1)));
+        fleet.reset(0, 0);
+        fleet.set_clocks(START + 2);
+        let last = fleet.len() - 1;
+        fleet.renew(last, &tokens[0], TTL).unwrap();
+        let lost = fleet.renew(last, &tokens[1], TTL);
+        let expected = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
+        assert_eq!(lost, Err(expected));
+    });
+}
+
+/// A reload makes the leases longer. A renewal renews a held slot for the lease under which it was
+/// reserved.
+#[test]
+fn a_renewal_keeps_a_held_slot_if_the_lease_has_changed() {
+    on_each_backend(|runtime, backend| {
+        let fleet = fleet(runtime, backend, Pro::Slots(2), "lease");
+        let token = fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token;
+        fleet.reload(&rules(Pro::Slots(2)).replace("30s", "60s"));
+        fleet.renew(fleet.len() - 1, &token, TTL).unwrap();
+        assert_eq!(fleet.remaining(0, 0), 0);
     });
 }

@@ -260,6 +260,13 @@ impl Limits {
         self.fingerprint
     }
 
+    /// Returns whether a state of `other` does not have to be converted for these limits, because
+    /// both have the same rates, windows and leases.
+    #[must_use]
+    pub fn has_terms_of(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
+    }
+
     /// Returns a digest of all parameters. Limits that can lead to different decisions have
     /// different digests, except for rare collisions.
     pub(crate) fn parameters_digest(&self) -> u32 {
