@@ -125,7 +125,7 @@ export interface ReservedVerdict extends Verdict {
 export interface Settled {
   /** The units that stay charged. */
   settled: number;
-  /** The reserved units that were not used; 0 if they stay charged to a rule. */
+  /** Unused units that were refunded; 0 if any rule keeps them. */
   released: number;
   /** The charged units beyond the reserved units. */
   over: number;

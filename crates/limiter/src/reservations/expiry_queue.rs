@@ -15,9 +15,9 @@
 //! Any server may end a reservation of any other server, even of a running server, because the
 //! guard in Redis ensures that a reservation ends only once.
 //!
-//! An entry has the format of a token without its tag. The entry contains the current expiry but
-//! not the limits of rules, so a server that ends the reservation needs the same rules. The entry
-//! of a reservation of counters contains their limits, so any server can end the reservation.
+//! An entry has the format of a token without its tag, and contains the current expiry. The entry
+//! contains the limits under which the charges were made, so any server can end the reservation,
+//! even without its rules.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -330,7 +330,8 @@ impl ServerLimiter {
                 Err(error) => orphan_failed(&error),
             };
         }
-        // Other servers with the same prefix may have rules that this server does not have.
+        // An earlier version has written the entry without limits, and this server does not have the
+        // rules. Another server may have them.
         if reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }

@@ -18,21 +18,28 @@ pub(super) struct FinalCharges {
 impl FinalCharges {
     /// Returns the final charges of a request with this final cost.
     pub(super) fn new(charges: &OwnedCharges, cost: u64) -> Self {
-        let final_charge =
-            |(charge, rule): (&OwnedCharge, _)| final_charge(rule, charge.cost.units(), cost);
+        let has_rules = charges.has_rules();
+        let final_charge = |(charge, rule): (&OwnedCharge, Option<&Rule>)| {
+            let reserved = charge.cost.units();
+            match rule {
+                Some(rule) => final_charge(rule, reserved, cost),
+                // This server does not have the rule, so it does not know how the rule determines
+                // its cost.
+                None if has_rules => cost.min(reserved),
+                // The counter of an Envoy descriptor has no rule.
+                None => cost,
+            }
+        };
         let amounts = charges.with_rules().map(final_charge).collect();
         Self::from_amounts(charges, amounts)
     }
 
     /// Returns the final charges of a request whose reservation has expired.
     pub(super) fn of_expired(charges: &OwnedCharges, on_expiry: ReservationExpiry) -> Self {
-        let amount = |(charge, rule): (&OwnedCharge, Option<&Rule>)| match (rule, on_expiry) {
-            (Some(_), ReservationExpiry::Charge) => charge.cost.units(),
-            // A counter without a rule is always refunded, because a late `Commit` charges it
-            // again.
-            (Some(_), ReservationExpiry::Refund) | (None, _) => 0,
-        };
-        let amounts = charges.with_rules().map(amount).collect();
+        // A counter without a rule is always refunded, because a late `Commit` charges it again.
+        let is_charged = charges.has_rules() && on_expiry == ReservationExpiry::Charge;
+        let amount = |charge: &OwnedCharge| if is_charged { charge.cost.units() } else { 0 };
+        let amounts = charges.list().iter().map(amount).collect();
         Self::from_amounts(charges, amounts)
     }
 
@@ -55,10 +62,7 @@ impl FinalCharges {
 
 /// Returns how many units `rule` charges in total for a request with the final `cost`. The rule has
 /// already charged `reserved` units.
-fn final_charge(rule: Option<&Rule>, reserved: u64, cost: u64) -> u64 {
-    // The counter of an Envoy descriptor has no rule. The final charge of such a counter is the
-    // final cost.
-    let Some(rule) = rule else { return cost };
+fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
     match rule.cost() {
         // More concurrency slots than reserved are never charged, because no request would release
         // them.

@@ -20,10 +20,11 @@ use crate::{LimiterReceipt, ServerLimiter};
 pub(super) struct SharedReservation {
     pub(super) charges: OwnedCharges,
     receipt: RedisReceipt,
-    /// The charges whose rules this server does not have.
-    former: Vec<SharedCharge>,
-    /// The keys of `former`.
-    former_keys: Vec<Box<[u8]>>,
+    /// The charges without limits, which an earlier version has written, whose rules this server
+    /// does not have.
+    of_removed_rules: Vec<SharedCharge>,
+    /// The keys of `of_removed_rules`.
+    removed_keys: Vec<Box<[u8]>>,
 }
 
 impl SharedReservation {
@@ -38,7 +39,7 @@ impl SharedReservation {
             expires,
             charges,
             receipt: &self.receipt,
-            former_keys: &self.former_keys,
+            former_keys: &self.removed_keys,
         }
     }
 }
@@ -55,9 +56,9 @@ pub(super) fn shared_charges(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Ve
     shared.collect()
 }
 
-/// Returns the charges of a moved reservation with their receipts. Omits charges whose rules this
-/// server does not have. The limits are those under which the charges were made. `now` determines
-/// which overrides apply to charges without limits, which an earlier version has written.
+/// Returns the charges of a moved reservation with their receipts. The limits are those under which
+/// the charges were made. An earlier version has written charges without limits: they have the
+/// limits of their keys at `now`, and are omitted if this server does not have their rules.
 pub(super) fn moved_charges(
     rules: &Arc<RuleSet>,
     kind: ReservationKind,
@@ -68,7 +69,7 @@ pub(super) fn moved_charges(
         let list = shared
             .into_iter()
             .map(|shared| (shared.charge, shared.limits, shared.receipt));
-        return OwnedCharges::of_known_rules(rules, list, now);
+        return OwnedCharges::with_limits(rules, list, now);
     }
     let with_limits = shared.into_iter().filter_map(|shared| {
         let StoredCharge { key, cost, .. } = shared.charge;
@@ -100,8 +101,10 @@ impl ServerLimiter {
             ended.await.map_err(ReservationError::Unavailable)?
         };
         let refund = match status {
-            // Nothing is refunded to the keys of removed rules.
-            ReservationStatus::Ended(_) if !shared.former.is_empty() => Refund::Incomplete,
+            // Nothing is refunded to charges without limits whose rules this server does not have.
+            ReservationStatus::Ended(_) if !shared.of_removed_rules.is_empty() => {
+                Refund::Incomplete
+            }
             ReservationStatus::Ended(refund) => refund,
             // An earlier call with the same cost has ended the reservation, but the reply was lost.
             ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
@@ -200,7 +203,7 @@ impl ServerLimiter {
         let mut charges = shared_charges(&shared.charges, shared.receipt.parts());
         // Another server may have these rules. Also, every server must find the same deciding
         // guard.
-        charges.append(&mut shared.former);
+        charges.append(&mut shared.of_removed_rules);
         // The rest of the reservation is renewed even if its slot is lost.
         self.keep_renewed(shared, id, until, now);
         if renewed.map_err(ReservationError::Unavailable)? == Renewal::Lost {
@@ -221,8 +224,8 @@ impl ServerLimiter {
         let SharedReservation {
             charges,
             receipt,
-            former: _,
-            former_keys,
+            of_removed_rules: _,
+            removed_keys,
         } = shared;
         let mut table = self.reservations.table();
         let renewed = match table.remove(&id) {
@@ -231,8 +234,8 @@ impl ServerLimiter {
                 own.set_redis_receipts(&charges, &receipt);
                 Some(own)
             }
-            // Without its former rules, this server knows only a part of the reservation.
-            None if former_keys.is_empty() => self.reservations.permit().map(|permit| {
+            // Without these rules, this server knows only a part of the reservation.
+            None if removed_keys.is_empty() => self.reservations.permit().map(|permit| {
                 let receipt = LimiterReceipt::Redis(FallbackReceipt::in_redis(receipt));
                 OutstandingReservation::new(charges, Some(receipt), None, until, permit)
             }),
@@ -246,33 +249,35 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the charges of a reservation of this kind, with their limits. The limits of rules
-    /// are those of the current rules.
+    /// Returns the charges of a reservation of this kind, with the limits under which they were made.
     pub(super) fn shared_reservation(
         &self,
         kind: ReservationKind,
         shared: Vec<SharedCharge>,
     ) -> SharedReservation {
         let rules = self.rules.load_full();
-        let is_former = |shared: &SharedCharge| match kind {
-            ReservationKind::Request => rules.rule_of(&shared.charge.key).is_none(),
-            ReservationKind::Counters => shared.limits.is_none(),
+        let is_of_removed_rule = |shared: &SharedCharge| {
+            shared.limits.is_none()
+                && match kind {
+                    ReservationKind::Request => rules.rule_of(&shared.charge.key).is_none(),
+                    ReservationKind::Counters => true,
+                }
         };
-        let (former, known) = if shared.iter().any(is_former) {
-            shared.into_iter().partition(is_former)
+        let (of_removed_rules, charges) = if shared.iter().any(is_of_removed_rule) {
+            shared.into_iter().partition(is_of_removed_rule)
         } else {
             (Vec::new(), shared)
         };
-        let former_keys = former
+        let removed_keys = of_removed_rules
             .iter()
             .map(|shared| shared.charge.key.clone())
             .collect();
-        let (charges, receipts) = moved_charges(&rules, kind, known, self.now());
+        let (charges, receipts) = moved_charges(&rules, kind, charges, self.now());
         SharedReservation {
             charges,
             receipt: RedisReceipt::from_parts(receipts),
-            former,
-            former_keys,
+            of_removed_rules,
+            removed_keys,
         }
     }
 }

@@ -231,8 +231,7 @@ pub struct Reservation {
 pub struct SettledReservation {
     /// The final cost of the request, minus the units that the limits did not admit.
     pub settled: u64,
-    /// The number of unused reserved units, which are given back; 0 if the units stay charged to
-    /// at least one rule.
+    /// Unused units that were refunded; 0 if any rule keeps them.
     pub released: u64,
     /// The number of units by which the final cost exceeds the reserved units.
     pub over: u64,
@@ -413,9 +412,9 @@ impl ServerLimiter {
             TokenCharges::None => ttl,
             TokenCharges::OnServer => self.renew_locally(&contents.id, now, ttl)?,
             TokenCharges::InRedis(shared) => {
-                let former = std::mem::take(shared);
+                let charges = std::mem::take(shared);
                 let (id, expires) = (contents.id, contents.expires);
-                let (ttl, renewed) = self.renew_in_redis(former, id, expires, now, ttl).await?;
+                let (ttl, renewed) = self.renew_in_redis(charges, id, expires, now, ttl).await?;
                 *shared = renewed;
                 ttl
             }

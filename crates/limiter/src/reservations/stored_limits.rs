@@ -1,5 +1,6 @@
-//! The limits of counters, in the form in which they are stored with a reservation. Another server
-//! does not know these limits, because counters belong to no rule.
+//! The limits of charges, in the form in which they are stored with a reservation. Another server
+//! may have other limits for the same key, and it does not know the limits of counters, which belong
+//! to no rule.
 //!
 //! ```text
 //!   | flags: 1 | limit | …

@@ -300,6 +300,16 @@ impl<'r> Fleet<'r> {
         self.run(inspect).unwrap()[0].remaining
     }
 
+    /// Returns the remaining units of the key `value` of a rule.
+    pub(crate) fn remaining_of(&self, server: usize, rule: &str, value: &str) -> u64 {
+        let limiter = &self.nodes[server].limiter;
+        let rules = limiter.rules();
+        let rule = rules.rule(rule).unwrap();
+        let key = rule.encode_key(&[value]).unwrap();
+        let charge = Charge::new(&key, rule.limits(), Cost::ONE).unwrap();
+        self.run(limiter.inspect(charge, Effect::Look)).unwrap()[0].remaining
+    }
+
     /// Inspects a key of a rule under the limits of the rule, whatever overrides or plans apply.
     pub(crate) fn inspect_under_rule(&self, server: usize, key: usize, effect: Effect) {
         let (key, _) = self.key(server, key);

@@ -155,3 +155,56 @@ fn a_renewal_keeps_a_held_slot_if_the_lease_has_changed() {
         assert_eq!(fleet.remaining(0, 0), 0);
     });
 }
+
+const LOGS: &str = "rules:
+  - {name: r0, key: user, limits: [20/min]}
+  - {name: slots, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 3, lease: 30s}]}
+";
+const OTHER_RULES: &str = "rules: [{name: other, limits: [20/min]}]";
+
+/// The charges of removed rules are refunded, and their slots are released, whichever way the
+/// reservation ends. The rules come back later, so that their keys can be inspected.
+#[test]
+fn the_charges_of_removed_rules_are_refunded() {
+    on_each_backend(|runtime, backend| {
+        for settled in [Some(4), Some(30), None] {
+            for is_killed in [false, true] {
+                let name = format!("removed {settled:?} {is_killed}");
+                let mut fleet = fleet(runtime, backend, Pro::Log(20), &name);
+                fleet.reload(LOGS);
+                let token = fleet
+                    .reserve_entries(0, &WITHOUT_PLAN, RESERVED, TTL)
+                    .unwrap()
+                    .token;
+                assert_eq!(fleet.remaining_of(0, "slots", "u"), 2);
+                fleet.reload(OTHER_RULES);
+                let last = fleet.len() - 1;
+                if is_killed {
+                    fleet.write_expiry_queues();
+                    fleet.save_snapshot();
+                    fleet.kill(0);
+                    fleet.reload(OTHER_RULES);
+                }
+                if let Some(cost) = settled {
+                    let settled = fleet.settle(last, &token, cost).unwrap();
+                    let released = RESERVED.saturating_sub(cost);
+                    assert_eq!(
+                        (settled.settled, settled.released),
+                        (cost, released),
+                        "{name}"
+                    );
+                } else {
+                    let elapsed = 30_000 + 6_000;
+                    fleet.set_clocks(START + elapsed);
+                    fleet.run_tasks(elapsed);
+                    assert!(fleet.is_idle(), "{name}");
+                }
+                fleet.reload(LOGS);
+                // The excess of a removed rule is not charged.
+                let charged = settled.unwrap_or(0).min(RESERVED);
+                assert_eq!(fleet.remaining_of(0, "r0", "u"), 20 - charged, "{name}");
+                assert_eq!(fleet.remaining_of(0, "slots", "u"), 3, "{name}");
+            }
+        }
+    });
+}

@@ -27,7 +27,8 @@ pub struct OwnedCharge {
     is_stretched: bool,
 }
 
-/// A charge without its limits. A server that reads the charge takes the limits from its own rules.
+/// A charge without its limits, in a form that another server can read. The limits are stored beside
+/// the charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCharge {
     /// The key.
@@ -72,11 +73,11 @@ impl OwnedCharges {
     }
 
     /// Creates charges from `list`, which contains charges, the limits under which they were made,
-    /// and their receipts. Returns the charges and the receipts. Omits charges whose key does not
-    /// belong to a rule in `rules`. A charge without limits has the limits that apply to its key at
-    /// `now`.
+    /// and their receipts. Returns the charges and the receipts. A charge without limits has the
+    /// limits that apply to its key at `now`; it is omitted if its key does not belong to a rule in
+    /// `rules`.
     #[must_use]
-    pub fn of_known_rules<R>(
+    pub fn with_limits<R>(
         rules: &Arc<RuleSet>,
         list: impl IntoIterator<Item = (StoredCharge, Option<Arc<Limits>>, R)>,
         now: Timestamp,
@@ -84,13 +85,17 @@ impl OwnedCharges {
         let known = list
             .into_iter()
             .filter_map(|(charge, made_under, receipt)| {
-                let current = current_limits(rules, &charge.key, charge.plan.as_deref(), now)?;
-                // Decoded limits have no elastic variant.
-                let limits = made_under.filter(|limits| !limits.iter().eq(current.iter()));
+                let current = current_limits(rules, &charge.key, charge.plan.as_deref(), now);
+                let limits = match (made_under, current) {
+                    // Decoded limits have no elastic variant.
+                    (Some(limits), Some(current)) if limits.iter().eq(current.iter()) => current,
+                    (Some(limits), _) => limits,
+                    (None, current) => current?,
+                };
                 let charge = OwnedCharge {
                     key: charge.key,
                     cost: charge.cost,
-                    limits: limits.unwrap_or(current),
+                    limits,
                     plan: charge.plan,
                     is_stretched: charge.is_stretched,
                 };
