@@ -34,9 +34,8 @@ use tidegate_redis::{
 
 use super::{
     expiry::{GRACE, MAX_LATENESS},
-    in_redis::shared_charges,
     table::{OutstandingReservation, redis_receipt},
-    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
+    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents, TokenHead},
 };
 use crate::ServerLimiter;
 
@@ -376,15 +375,15 @@ fn queue_entry(
     now: Timestamp,
 ) -> Option<ExpiryQueueEntry> {
     let receipt = redis_receipt(outstanding.receipt.as_ref())?;
-    let contents = TokenContents {
+    let head = TokenHead {
         kind: ReservationKind::of(&outstanding.charges),
         id,
         expires: outstanding.expires,
         // The cost of the request is in its token.
         cost: Cost::ONE,
-        charges: TokenCharges::InRedis(shared_charges(&outstanding.charges, receipt.parts())),
     };
-    Some(entry_of(&contents, now))
+    let value = head.encode_with(&outstanding.charges, receipt.parts());
+    Some(entry(id, outstanding.expires, value, now))
 }
 
 /// Decodes the value of an entry; `None` if it has another format.
@@ -398,9 +397,18 @@ fn decode_entry(value: &[u8]) -> Option<(TokenContents, Vec<SharedCharge>)> {
 }
 
 fn entry_of(contents: &TokenContents, now: Timestamp) -> ExpiryQueueEntry {
+    entry(contents.id, contents.expires, contents.encode(), now)
+}
+
+fn entry(
+    id: ReservationId,
+    expires: Timestamp,
+    value: Vec<u8>,
+    now: Timestamp,
+) -> ExpiryQueueEntry {
     ExpiryQueueEntry {
-        id: contents.id,
-        delay: contents.expires.after(GRACE).since(now),
-        value: contents.encode(),
+        id,
+        delay: expires.after(GRACE).since(now),
+        value,
     }
 }

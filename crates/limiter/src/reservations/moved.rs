@@ -12,9 +12,9 @@ use std::{collections::BTreeSet, io, path::Path};
 use tidegate_core::{Cost, Receipt, Timestamp};
 
 use super::{
-    in_redis::{moved_charges, shared_charges},
+    in_redis::moved_charges,
     table::OutstandingReservation,
-    token::{ReservationId, ReservationKind, TokenCharges, TokenContents},
+    token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenHead},
 };
 use crate::{LimiterReceipt, ServerLimiter, snapshot};
 
@@ -59,31 +59,33 @@ impl ServerLimiter {
             let outstanding = table.get(id)?;
             let contents = self.contents_to_move(id, outstanding, now)?;
             let since = outstanding.since?.as_micros().to_be_bytes();
-            Some([&since[..], &contents.encode()].concat())
+            Some([&since[..], &contents].concat())
         };
         ids.iter().filter_map(encode).collect()
     }
 
+    /// Encodes a reservation in the format of a token's contents; `None` if its charges are not in
+    /// memory.
     fn contents_to_move(
         &self,
         id: &ReservationId,
         outstanding: &OutstandingReservation,
         now: Timestamp,
-    ) -> Option<TokenContents> {
+    ) -> Option<Vec<u8>> {
         let Some(LimiterReceipt::Memory(receipt)) = &outstanding.receipt else {
             return None;
         };
         let owned = &outstanding.charges;
         let charges = owned.as_charges();
         let receipts = self.local_store().move_receipt(&charges, receipt, now);
-        Some(TokenContents {
+        let head = TokenHead {
             kind: ReservationKind::of(owned),
             id: *id,
             expires: outstanding.expires,
             // The cost of the request is in its token.
             cost: Cost::ONE,
-            charges: TokenCharges::InRedis(shared_charges(owned, &receipts)),
-        })
+        };
+        Some(head.encode_with(owned, &receipts))
     }
 
     /// Writes a snapshot of the memory store and the outstanding reservations to the file at

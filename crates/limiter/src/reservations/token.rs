@@ -33,7 +33,7 @@ use ring::{
     rand::{SecureRandom as _, SystemRandom},
 };
 use smallvec::SmallVec;
-use tidegate::rate_limiter::{OwnedCharges, StoredCharge};
+use tidegate::rate_limiter::{OwnedCharge, OwnedCharges, StoredCharge};
 use tidegate_core::{
     Cost, Limits, Timestamp,
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
@@ -250,32 +250,18 @@ impl TokenKeys {
         self.seal_bytes(contents.encode())
     }
 
-    /// Seals the token of a new reservation of `charges`, which `holder` holds. The charges are
-    /// encoded in place, because a copy of them would take longer than to encode them.
+    /// Seals the token of a new reservation of `charges`, which `holder` holds.
     pub(super) fn seal_new(
         &self,
         head: &TokenHead,
         charges: &OwnedCharges,
         holder: ChargesHolder<'_>,
     ) -> String {
-        let receipts = match holder {
-            ChargesHolder::None => return self.seal_bytes(head.encode(NOTHING)),
-            ChargesHolder::Server => return self.seal_bytes(head.encode(ON_SERVER)),
-            ChargesHolder::Redis(receipts) => receipts,
-        };
-        let mut bytes = head.encode(IN_REDIS);
-        for (charge, receipt) in charges.list().iter().zip(receipts) {
-            EncodedCharge {
-                key: &charge.key,
-                cost: charge.cost,
-                is_stretched: charge.is_stretched(),
-                plan: charge.plan(),
-                limits: Some(charge.limits()),
-                receipt,
-            }
-            .push_to(&mut bytes);
-        }
-        self.seal_bytes(bytes)
+        self.seal_bytes(match holder {
+            ChargesHolder::None => head.encode(NOTHING),
+            ChargesHolder::Server => head.encode(ON_SERVER),
+            ChargesHolder::Redis(receipts) => head.encode_with(charges, receipts),
+        })
     }
 
     fn seal_bytes(&self, mut bytes: Vec<u8>) -> String {
@@ -316,7 +302,29 @@ struct EncodedCharge<'c> {
     receipt: &'c [u8],
 }
 
-impl EncodedCharge<'_> {
+impl<'c> EncodedCharge<'c> {
+    fn of_owned(charge: &'c OwnedCharge, receipt: &'c [u8]) -> Self {
+        Self {
+            key: &charge.key,
+            cost: charge.cost,
+            is_stretched: charge.is_stretched(),
+            plan: charge.plan(),
+            limits: Some(charge.limits()),
+            receipt,
+        }
+    }
+
+    fn of_shared(shared: &'c SharedCharge) -> Self {
+        Self {
+            key: &shared.charge.key,
+            cost: shared.charge.cost,
+            is_stretched: shared.charge.is_stretched,
+            plan: shared.charge.plan.as_deref(),
+            limits: shared.limits.as_deref(),
+            receipt: &shared.receipt,
+        }
+    }
+
     fn push_to(&self, bytes: &mut Vec<u8>) {
         push_with_length(bytes, self.key);
         bytes.extend_from_slice(&self.cost.units().to_be_bytes());
@@ -335,6 +343,22 @@ impl EncodedCharge<'_> {
 }
 
 impl TokenHead {
+    /// Encodes the contents of a token whose `charges` are in Redis, with `receipts`.
+    pub(super) fn encode_with(&self, charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<u8> {
+        let with_receipts = charges.list().iter().zip(receipts);
+        let encoded =
+            with_receipts.map(|(charge, receipt)| EncodedCharge::of_owned(charge, receipt));
+        self.encode_charges(encoded)
+    }
+
+    fn encode_charges<'c>(&self, charges: impl Iterator<Item = EncodedCharge<'c>>) -> Vec<u8> {
+        let mut bytes = self.encode(IN_REDIS);
+        for charge in charges {
+            charge.push_to(&mut bytes);
+        }
+        bytes
+    }
+
     /// Encodes the contents of a token up to the byte `holder`.
     fn encode(&self, holder: u8) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(USUAL_BYTES);
@@ -349,35 +373,19 @@ impl TokenHead {
 
 impl TokenContents {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let (holder, shared) = match &self.charges {
-            TokenCharges::None => (NOTHING, &[][..]),
-            TokenCharges::OnServer => (ON_SERVER, &[][..]),
-            TokenCharges::InRedis(shared) => (IN_REDIS, &shared[..]),
-        };
         let head = TokenHead {
             kind: self.kind,
             id: self.id,
             expires: self.expires,
             cost: self.cost,
         };
-        let mut bytes = head.encode(holder);
-        for SharedCharge {
-            charge,
-            limits,
-            receipt,
-        } in shared
-        {
-            EncodedCharge {
-                key: &charge.key,
-                cost: charge.cost,
-                is_stretched: charge.is_stretched,
-                plan: charge.plan.as_deref(),
-                limits: limits.as_deref(),
-                receipt,
+        match &self.charges {
+            TokenCharges::None => head.encode(NOTHING),
+            TokenCharges::OnServer => head.encode(ON_SERVER),
+            TokenCharges::InRedis(shared) => {
+                head.encode_charges(shared.iter().map(EncodedCharge::of_shared))
             }
-            .push_to(&mut bytes);
         }
-        bytes
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
