@@ -142,7 +142,11 @@ fn write(shard: &Shard) -> RwLockWriteGuard<'_, Table<KeyOverride>> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{
+        sync::{Arc, mpsc},
+        thread,
+        time::Duration,
+    };
 
     use foldhash::fast::FixedState;
 
@@ -202,7 +206,17 @@ mod tests {
     fn prefetching_never_waits_for_a_table() {
         let overrides = overrides(1);
         let changed = overrides.write(0);
-        overrides.prefetch(0);
-        drop(changed);
+        let (sender, receiver) = mpsc::channel();
+        let is_done = thread::scope(|scope| {
+            scope.spawn(|| {
+                overrides.prefetch(0);
+                sender.send(()).unwrap();
+            });
+            // A prefetch that waits ends only after the change.
+            let is_done = receiver.recv_timeout(Duration::from_secs(10)).is_ok();
+            drop(changed);
+            is_done
+        });
+        assert!(is_done, "the prefetch waits for the change");
     }
 }
