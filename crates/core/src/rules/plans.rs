@@ -33,8 +33,8 @@ impl Plans {
         self.get(request.entry(entry)?)
     }
 
-    /// Returns the name of the plan that `request` names. Returns `None` if the request does not name
-    /// a plan of the rule.
+    /// Returns the name of the plan that `request` names. Returns `None` if the request does not
+    /// name a plan of the rule.
     pub(super) fn name_of_request(&self, request: &Request<'_>) -> Option<&str> {
         let name = request.entry(self.entry.as_deref()?)?;
         let at = self.limits.binary_search_by(|(own, _)| (**own).cmp(name));

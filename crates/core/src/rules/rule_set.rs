@@ -235,8 +235,8 @@ impl RuleSet {
     }
 
     /// Starts to load the overrides of about the first 32 keys into the CPU caches. `pairs`
-    /// contains the names and the values of the entries of several requests, as they were sent. Only
-    /// the first rules whose key has a single entry are considered.
+    /// contains the names and the values of the entries of several requests, as they were sent.
+    /// Only the first rules whose key has a single entry are considered.
     ///
     /// Prefetching does not affect any decision. A caller that decides several requests in sequence
     /// can prefetch all of them first, so that their cache misses overlap.

@@ -329,8 +329,8 @@ impl ServerLimiter {
                 Err(error) => orphan_failed(&error),
             };
         }
-        // An earlier version has written the entry without limits, and this server does not have the
-        // rules. Another server may have them.
+        // An earlier version has written the entry without limits, and this server does not have
+        // the rules. Another server may have them.
         if reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }

@@ -249,7 +249,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the charges of a reservation of this kind, with the limits under which they were made.
+    /// Returns the charges of a reservation of this kind, with the limits under which they were
+    /// made.
     pub(super) fn shared_reservation(
         &self,
         kind: ReservationKind,

@@ -1,6 +1,6 @@
 //! The limits of charges, in the form in which they are stored with a reservation. Another server
-//! may have other limits for the same key, and it does not know the limits of counters, which belong
-//! to no rule.
+//! may have other limits for the same key, and it does not know the limits of counters, which
+//! belong to no rule.
 //!
 //! ```text
 //!   | flags: 1 | limit | …

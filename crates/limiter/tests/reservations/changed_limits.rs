@@ -190,8 +190,8 @@ fn any_token_of_a_renewed_reservation_releases_its_slot() {
     });
 }
 
-/// An override lowers the limits. An operator inspects one of two keys under the limits of the rule,
-/// as `tidegate inspect` does for a key with a plan. Both keys get the same decisions.
+/// An override lowers the limits. An operator inspects one of two keys under the limits of the
+/// rule, as `tidegate inspect` does for a key with a plan. Both keys get the same decisions.
 #[test]
 fn an_inspection_under_other_limits_changes_no_decision() {
     on_each_backend(|runtime, backend| {

@@ -41,7 +41,8 @@ fn rules(pro: Pro) -> String {
         }
     };
     format!(
-        "plans:\n  pro: {{r0: {pro}}}\nrules:\n  - {{name: r0, key: user, plan: plan, limits: [{base}]}}\n"
+        "plans:\n  pro: {{r0: {pro}}}\nrules:\n  \
+         - {{name: r0, key: user, plan: plan, limits: [{base}]}}\n"
     )
 }
 

@@ -27,8 +27,8 @@ pub struct OwnedCharge {
     is_stretched: bool,
 }
 
-/// A charge without its limits, in a form that another server can read. The limits are stored beside
-/// the charge.
+/// A charge without its limits, in a form that another server can read. The limits are stored
+/// beside the charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCharge {
     /// The key.
