@@ -16,8 +16,8 @@
 //! guard in Redis ensures that a reservation ends only once.
 //!
 //! An entry has the format of a token without its tag, and contains the current expiry. The entry
-//! contains the limits under which the charges were made, so any server can end the reservation,
-//! even without its rules.
+//! contains the limits under which the charges were made. A server that has one of the rules can
+//! end the whole reservation. Any server can end a reservation of counters, which have no rule.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -329,9 +329,12 @@ impl ServerLimiter {
                 Err(error) => orphan_failed(&error),
             };
         }
-        // An earlier version has written the entry without limits, and this server does not have
-        // the rules. Another server may have them.
-        if reservation.charges.list().is_empty() {
+        // Another service with the same prefix may have another `on_expiry`, so a server that has
+        // none of the rules leaves the reservation to others.
+        let mut rules = reservation.charges.with_rules().map(|(_, rule)| rule);
+        let is_foreign =
+            contents.kind == ReservationKind::Request && rules.all(|rule| rule.is_none());
+        if is_foreign || reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }
         let status = {
