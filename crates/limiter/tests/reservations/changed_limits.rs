@@ -11,8 +11,9 @@ use crate::{
     twin::Kind,
 };
 
-const START: u64 = 1_700_006_400_000;
-const TTL: u64 = 10_000;
+const SECOND: u64 = 1_000_000;
+const START: u64 = 1_700_006_400 * SECOND;
+const TTL: u64 = 10 * SECOND;
 const RESERVED: u64 = 10;
 /// The user whose reservation ends, and a user who makes the same charges without a reservation.
 const HOLDER: usize = 0;
@@ -71,8 +72,8 @@ fn end(fleet: &mut Fleet<'_>, token: &str, end: End) -> Option<u64> {
             fleet.write_expiry_queues();
             fleet.kill(0);
             fleet.set_override("r0", Replacement::Factor("2x".parse().unwrap()));
-            fleet.set_clocks(START + TTL + 6_000);
-            fleet.run_tasks(TTL + 6_000);
+            fleet.set_clocks(START + TTL + 6 * SECOND);
+            fleet.run_tasks(TTL + 6 * SECOND);
             None
         }
     }
@@ -201,10 +202,10 @@ fn an_inspection_under_other_limits_changes_no_decision() {
             let last = fleet.len() - 1;
             for step in 0..90 {
                 for (at, effect) in [(1, Effect::Look), (2, Effect::Peek)] {
-                    fleet.set_clocks(START + step * 1_000 + at);
+                    fleet.set_clocks(START + step * SECOND + at * 1_000);
                     fleet.inspect_under_rule(last, HOLDER, effect);
                 }
-                fleet.set_clocks(START + (step + 1) * 1_000);
+                fleet.set_clocks(START + (step + 1) * SECOND);
                 let decide = |user| fleet.check(0, user, 1, Effect::Charge);
                 let [inspected, other] = [HOLDER, OTHER].map(decide);
                 assert_eq!(inspected, other, "{kind:?} after {step} s");

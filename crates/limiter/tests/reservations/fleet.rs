@@ -204,7 +204,7 @@ impl<'r> Fleet<'r> {
     }
 
     /// Runs the background tasks of every server once. The preceding call was `elapsed`
-    /// milliseconds earlier.
+    /// microseconds earlier.
     pub(crate) fn run_tasks(&self, elapsed: u64) {
         for node in &self.nodes {
             self.run(node.limiter.expire_reservations());
@@ -371,7 +371,7 @@ impl<'r> Fleet<'r> {
             assert_eq!(verdict.allowed, reservation.is_some());
             reservation
         };
-        let (ttl, turn) = (Span::from_millis(ttl), SlotTurn::at_once());
+        let (ttl, turn) = (Span::from_micros(ttl), SlotTurn::at_once());
         let reserve = limiter.reserve(&rules, &mut scratch, &request, ttl, turn, finish);
         self.run(reserve).unwrap()
     }
@@ -390,7 +390,7 @@ impl<'r> Fleet<'r> {
         });
         let charges: Vec<CounterCharge> = charges.collect();
         let limiter = &self.nodes[server].limiter;
-        let reserve = limiter.reserve_counters(&charges, Span::from_millis(ttl), None);
+        let reserve = limiter.reserve_counters(&charges, Span::from_micros(ttl), None);
         let reserved = self.run(reserve).unwrap();
         let is_admitted = reserved.decided.decision == Decision::Admitted;
         assert_eq!(is_admitted, reserved.reservation.is_some());
@@ -429,7 +429,7 @@ impl<'r> Fleet<'r> {
         ttl: u64,
     ) -> Result<Reservation, ReservationError> {
         let limiter = &self.nodes[server].limiter;
-        self.run(limiter.renew_reservation(token, Span::from_millis(ttl)))
+        self.run(limiter.renew_reservation(token, Span::from_micros(ttl)))
     }
 
     /// Returns whether no server knows an outstanding reservation, and the expiry queue is empty.
@@ -462,6 +462,6 @@ fn rules(kinds: &[Kind]) -> String {
     format!("rules:\n{rules}")
 }
 
-fn timestamp(millis: u64) -> Timestamp {
-    Timestamp::from_micros(millis * 1_000)
+fn timestamp(micros: u64) -> Timestamp {
+    Timestamp::from_micros(micros)
 }

@@ -15,14 +15,17 @@ use crate::{
     twin::{Kind, LIMIT, Renewal, Settlement, TICK, Twin},
 };
 
-/// The time at the start of every sequence, in milliseconds: 90 seconds before midnight, so that
-/// the windows of all kinds end during a sequence.
-const START: u64 = 1_700_006_400_000 - 90_000;
+const MILLISECOND: u64 = 1_000;
+
+/// The time at the start of every sequence, in microseconds: 90 seconds before midnight, so that
+/// the windows of all kinds end during a sequence. A sequence adds a fraction of a millisecond, so
+/// that its instants have all 16 digits.
+const START: u64 = 1_700_006_400_000_000 - 90_000 * MILLISECOND;
 
 /// The longest time for which the servers do nothing. After 30 s, they would no longer refund.
-const LONGEST_PAUSE: u64 = 20_000;
+const LONGEST_PAUSE: u64 = 20_000 * MILLISECOND;
 /// The longest time to live of a reservation.
-const LONGEST_TTL: u64 = 30_000;
+const LONGEST_TTL: u64 = 30_000 * MILLISECOND;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -96,7 +99,7 @@ enum FinalCost {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (user, ttl) = (|| 0..USERS.len(), || 1..=LONGEST_TTL);
+    let (user, ttl) = (|| 0..USERS.len(), || millis(1, LONGEST_TTL));
     let index = any::<Index>;
     prop_oneof![
         8 => (index(), user(), 1..=LIMIT + 2, ttl())
@@ -117,13 +120,19 @@ fn step() -> impl Strategy<Value = Step> {
             }),
         4 => (index(), user(), 1..=LIMIT + 2)
             .prop_map(|(server, user, cost)| Step::Check { server, user, cost }),
-        5 => (0..15_000_u64).prop_map(Step::Pass),
-        1 => (0..LONGEST_PAUSE).prop_map(Step::Pause),
+        5 => millis(0, 15_000 * MILLISECOND).prop_map(Step::Pass),
+        1 => millis(0, LONGEST_PAUSE - MILLISECOND).prop_map(Step::Pause),
         1 => (index(), index()).prop_map(|(server, key)| Step::Reset { server, key }),
         2 => Just(Step::Write),
         3 => (index(), prop::bool::weighted(0.7))
             .prop_map(|(server, writes)| Step::Kill { server, writes }),
     ]
+}
+
+/// Returns a time between `least` milliseconds and `longest` microseconds, in microseconds. The
+/// expiry queue counts whole milliseconds.
+fn millis(least: u64, longest: u64) -> impl Strategy<Value = u64> {
+    (least..=longest / MILLISECOND).prop_map(|millis| millis * MILLISECOND)
 }
 
 fn final_cost() -> impl Strategy<Value = FinalCost> {
@@ -137,15 +146,21 @@ fn final_cost() -> impl Strategy<Value = FinalCost> {
     ]
 }
 
-/// A sequence of steps, with the limits of the rules, and with what happens to the units of expired
-/// reservations.
-fn sequence() -> impl Strategy<Value = (Vec<Kind>, ReservationExpiry, Vec<Step>)> {
+/// A sequence of steps, with the limits of the rules, what happens to the units of expired
+/// reservations, and the instant of the start.
+fn sequence() -> impl Strategy<Value = (Vec<Kind>, ReservationExpiry, u64, Vec<Step>)> {
     let kinds = prop::sample::subsequence(Kind::ALL.to_vec(), 1..=3);
     let on_expiry = prop_oneof![
         4 => Just(ReservationExpiry::Refund),
         1 => Just(ReservationExpiry::Charge),
     ];
-    (kinds, on_expiry, prop::collection::vec(step(), 1..=50))
+    let start = (0..MILLISECOND).prop_map(|fraction| START + fraction);
+    (
+        kinds,
+        on_expiry,
+        start,
+        prop::collection::vec(step(), 1..=50),
+    )
 }
 
 /// The tokens and the costs of a reservation.
@@ -169,7 +184,7 @@ impl Pair<'_> {
     fn take(&mut self, step: &Step) -> Result<(), TestCaseError> {
         if self.has_slots {
             // A former token identifies its slot by the instant.
-            self.advance(1);
+            self.advance(MILLISECOND);
         }
         match step {
             Step::Reserve {
@@ -224,10 +239,10 @@ impl Pair<'_> {
                     self.twin.charge(&keys, *cost);
                 }
             }
-            Step::Pass(millis) => self.pass(*millis),
-            Step::Pause(millis) => {
-                self.advance(*millis);
-                self.run_tasks(*millis);
+            Step::Pass(micros) => self.pass(*micros),
+            Step::Pause(micros) => {
+                self.advance(*micros);
+                self.run_tasks(*micros);
             }
             Step::Reset { server, key } => {
                 let key = key.index(self.twin.key_count());
@@ -253,20 +268,20 @@ impl Pair<'_> {
         expected.unwrap_or_else(|| keys.iter().all(fits))
     }
 
-    fn advance(&mut self, millis: u64) {
-        self.twin.now += millis;
+    fn advance(&mut self, micros: u64) {
+        self.twin.now += micros;
         self.fleet.set_clocks(self.twin.now);
     }
 
-    /// Runs the background tasks, `elapsed` milliseconds after they last ran.
+    /// Runs the background tasks, `elapsed` microseconds after they last ran.
     fn run_tasks(&mut self, elapsed: u64) {
         self.fleet.run_tasks(elapsed);
         self.twin.expire(elapsed);
         self.twin.assert_expired(elapsed);
     }
 
-    fn pass(&mut self, millis: u64) {
-        let mut left = millis;
+    fn pass(&mut self, micros: u64) {
+        let mut left = micros;
         while left > 0 {
             let step = left.min(TICK);
             self.advance(step);
@@ -312,7 +327,7 @@ impl Pair<'_> {
             return Ok(());
         };
         let ttl = self.twin.reserve(server, keys, cost, ttl, is_of_counters);
-        prop_assert_eq!(expires_in.as_micros(), ttl * 1_000);
+        prop_assert_eq!(expires_in.as_micros(), ttl);
         self.holders.push(Holder {
             token,
             former_token: None,
@@ -488,13 +503,13 @@ pub(crate) fn compare(runtime: &Runtime, backend: &Backend, cases: u32) {
         ..default
     };
     let number = Cell::new(0);
-    let result = TestRunner::new(config).run(&sequence(), |(kinds, on_expiry, steps)| {
+    let result = TestRunner::new(config).run(&sequence(), |(kinds, on_expiry, start, steps)| {
         number.set(number.get() + 1);
         let prefix = format!("t{}", number.get());
-        let fleet = Fleet::start(runtime, backend, &kinds, on_expiry, prefix, START);
+        let fleet = Fleet::start(runtime, backend, &kinds, on_expiry, prefix, start);
         let charges_expired = on_expiry == ReservationExpiry::Charge;
         let is_shared = backend.is_shared();
-        let twin = Twin::new(fleet.kinds_of_keys(), is_shared, charges_expired, START);
+        let twin = Twin::new(fleet.kinds_of_keys(), is_shared, charges_expired, start);
         let mut pair = Pair {
             fleet,
             twin,

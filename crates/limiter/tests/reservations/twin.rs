@@ -12,27 +12,27 @@ use std::collections::BTreeMap;
 
 /// The limit of every kind, in units, except for slots.
 pub(crate) const LIMIT: u64 = 20;
-/// The window of every kind, and the time in which a full bucket drains, in milliseconds.
-pub(crate) const WINDOW: u64 = 60_000;
+/// The window of every kind, and the time in which a full bucket drains, in microseconds.
+pub(crate) const WINDOW: u64 = 60_000_000;
 /// The number of concurrency slots.
 const SLOTS: u64 = 3;
-/// The lease of a concurrency slot, in milliseconds.
-pub(crate) const LEASE: u64 = 30_000;
-/// The time in which a bucket drains by one unit, in milliseconds.
+/// The lease of a concurrency slot, in microseconds.
+pub(crate) const LEASE: u64 = 30_000_000;
+/// The time in which a bucket drains by one unit, in microseconds.
 const UNIT: u64 = WINDOW / LIMIT;
-const DAY: u64 = 86_400_000;
+const DAY: u64 = 86_400_000_000;
 
 /// How long after its expiry a reservation of a stopped server is left to that server.
-const GRACE: u64 = 5_000;
+const GRACE: u64 = 5_000_000;
 
 /// How long after its expiry a reservation that another server has renewed is left to that server
 /// and to the expiry queue.
-const BACKUP_DELAY: u64 = 10_000;
+const BACKUP_DELAY: u64 = 10_000_000;
 
-/// The interval in which the servers end reservations, in milliseconds.
-pub(crate) const TICK: u64 = 1_000;
-/// The interval in which the servers write the expiry queue, in milliseconds.
-pub(crate) const WRITE_INTERVAL: u64 = 100;
+/// The interval in which the servers end reservations, in microseconds.
+pub(crate) const TICK: u64 = 1_000_000;
+/// The interval in which the servers write the expiry queue, in microseconds.
+pub(crate) const WRITE_INTERVAL: u64 = 100_000;
 
 /// A kind of limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ struct Key {
     /// All charges and refunds of a bucket that could have had an effect, as if the unused units
     /// had never been charged.
     events: Vec<(u64, i64)>,
-    /// The highest possible level of a bucket, in milliseconds, and the instant of this level.
+    /// The highest possible level of a bucket, in microseconds, and the instant of this level.
     highest: (u64, u64),
     /// The number of resets.
     resets: u64,

@@ -40,7 +40,8 @@ end
 -- reservation expires unless it was renewed; and how long to keep the guard, in milliseconds.
 local function end_reservation(key, attempt)
   local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
-  local ended, number, renewed = read_guard(key, tostring(expires))
+  -- `tostring` would round the instant to 14 digits.
+  local ended, number, renewed = read_guard(key, string.format('%.0f', expires))
   if ended then
     return ended, number, math.max(redis.call('PTTL', key), 0), renewed
   elseif is_expiry == 1 and number > instant then

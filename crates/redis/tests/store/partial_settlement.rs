@@ -105,6 +105,10 @@ impl Fixture {
     /// Reserves units of keys on this number of nodes.
     async fn reserve_on(&self, number: u8, nodes: usize) -> Reserved {
         let keys = self.keys(&format!("reservation {number}"), nodes);
+        self.reserve_keys(number, keys).await
+    }
+
+    async fn reserve_keys(&self, number: u8, keys: Vec<String>) -> Reserved {
         let charges = self.charges(&keys);
         let reserved = self.store.reserve(&charges, &mut Vec::new()).await.unwrap();
         assert_eq!(reserved.0, Decision::Admitted);
@@ -122,7 +126,7 @@ impl Fixture {
         end: ReservationEnd,
         seconds: u64,
     ) -> Result<ReservationStatus, StoreError> {
-        self.end_until(reserved, at(0).after(TTL), end, seconds)
+        self.end_until(reserved, at(0).after(TTL), end, at(seconds))
             .await
     }
 
@@ -132,7 +136,7 @@ impl Fixture {
         reserved: &Reserved,
         expires: Timestamp,
         end: ReservationEnd,
-        seconds: u64,
+        now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
         let charges = self.charges(&reserved.keys);
         let reservation = RedisReservation {
@@ -149,7 +153,6 @@ impl Fixture {
             };
             vec![Settlement { unused }; reserved.keys.len()]
         };
-        let now = at(seconds);
         self.store
             .end_reservation(reservation, settlements, end, now)
             .await
@@ -306,6 +309,27 @@ async fn the_first_hash_slot_decides_about_a_renewed_reservation() {
     assert_eq!(fixture.counted(&reserved).await, [1, 1]);
 }
 
+/// The scripts read every digit of an instant: a reservation is outstanding one microsecond before
+/// it expires, and has expired in all hash slots at the exact microsecond.
+#[tokio::test]
+async fn a_reservation_expires_in_all_hash_slots_at_the_exact_microsecond() {
+    let fixture = Fixture::start().await;
+    let keys = fixture.keys("exact", 2);
+    for number in 0..100 {
+        let expires = Timestamp::from_micros(START + 30_000_000 + u64::from(number));
+        let reserved = fixture.reserve_keys(number, keys.clone()).await;
+        let end = async |now: u64| {
+            let now = Timestamp::from_micros(now);
+            let end = ReservationEnd::Expired;
+            fixture.end_until(&reserved, expires, end, now).await
+        };
+        let outstanding = ReservationStatus::Outstanding(expires);
+        assert_eq!(end(expires.as_micros() - 1).await, Ok(outstanding));
+        assert_eq!(end(expires.as_micros()).await, Ok(ENDED), "{expires:?}");
+        assert_eq!(fixture.counted(&reserved).await, [0, 0], "{expires:?}");
+    }
+}
+
 /// A renewal shortens the reservation, but its first token still expires later.
 #[tokio::test]
 async fn a_shortened_reservation_ends_once() {
@@ -313,7 +337,7 @@ async fn a_shortened_reservation_ends_once() {
     let reserved = fixture.reserve(1).await;
     fixture.renew(&reserved, at(1), at(0)).await;
     let end = ReservationEnd::Settled(RESERVED);
-    let ended = fixture.end_until(&reserved, at(1), end, 0).await;
+    let ended = fixture.end_until(&reserved, at(1), end, at(0)).await;
     assert_eq!(ended, Ok(ENDED));
     fixture.assert_guards_kept(&reserved, at(0).after(TTL));
 }
