@@ -33,12 +33,14 @@ local function write_guard(key, value, keep_ms)
   return ttl
 end
 
--- Returns the result, a number, the guard's time to live in milliseconds, 0 if the reservation has
--- not ended, and the receipts from `read_guard`. For ENDED_BEFORE, the number is the number from
--- `read_guard`; otherwise, it is the instant at which the reservation expires. `attempt` consists of 1 byte, whether the reservation
--- ends because it has expired; the final cost; the caller's instant; the instant at which the
--- reservation expires unless it was renewed; and how long to keep the guard, in milliseconds.
-local function end_reservation(key, attempt)
+-- Attempts to end a reservation. Returns the result, a number, the time in milliseconds for which
+-- the guard is kept (0 if the reservation has not ended), and the receipts from `read_guard`. For
+-- ENDED_BEFORE, the number is the number from `read_guard`; otherwise, it is the instant at which
+-- the reservation expires. For ENDED, the caller must write the guard, with the value in the fifth
+-- result. `attempt` consists of 1 byte, whether the reservation ends because it has expired; the
+-- final cost; the caller's instant; the instant at which the reservation expires unless it was
+-- renewed; and how long to keep the guard, in milliseconds.
+local function attempt_end(key, attempt)
   local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
   -- `tostring` would round the instant to 14 digits.
   local ended, number, renewed = read_guard(key, string.format('%.0f', expires))
@@ -50,5 +52,5 @@ local function end_reservation(key, attempt)
     return EXPIRED, number, 0, renewed
   end
   local final_cost = is_expiry == 1 and '' or string.format('%.0f', cost + 1)
-  return ENDED, number, write_guard(key, HAS_ENDED .. final_cost, keep_ms), renewed
+  return ENDED, number, keep_ms, renewed, HAS_ENDED .. final_cost
 end

@@ -11,7 +11,7 @@
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
--- Returns the first three results of `end_reservation` (guard.lua); 1 if units of the refunded part
+-- Returns the first three results of `attempt_end` (guard.lua); 1 if units of the refunded part
 -- stay charged or 0 otherwise; and the packed receipts with renewed leases.
 --
 -- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
@@ -23,14 +23,15 @@
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
-local now, count, guard_ttl, renewed = tonumber(ARGV[1]), #KEYS, 0, ARGV[3]
+local now, count, guard, guard_value, guard_ttl, renewed = tonumber(ARGV[1]), #KEYS, nil, nil, 0, ARGV[3]
 -- (guard.lua)
 if ARGV[2] ~= '' then
-  local status, number, ttl, receipts = end_reservation(KEYS[count], ARGV[2])
+  guard = KEYS[count]
+  local status, number
+  status, number, guard_ttl, renewed, guard_value = attempt_end(guard, ARGV[2])
   if status ~= ENDED then
-    return {status, number, ttl, 0, ''}
+    return {status, number, guard_ttl, 0, ''}
   end
-  guard_ttl, renewed = ttl, receipts
   count = count - 1
 end
 if not now then
@@ -241,9 +242,10 @@ local function refund_states(program, receipt, newer, unused, value, states, is_
     local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     local part = parts[number] or member
     -- Nothing is refunded if the units were used, or if the member counts denied requests. Only
-    -- leases are released if the state has other parameters, or if a clock that was ahead made the
-    -- charge, because only a lease is identified by its instant.
-    local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
+    -- leases are released if the state or the mark has other parameters, or if a clock that was
+    -- ahead made the charge, because only a lease is identified by its instant.
+    local is_other = not is_same or #mark ~= (MARK_BYTES[kernel] or member.mark_bytes)
+    local stays = (unused == 'leases' or is_other or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
       mark = lease_start(newer[2 + number], ledger)
     end
@@ -273,36 +275,50 @@ local function refund_states(program, receipt, newer, unused, value, states, is_
   return table.concat(written), expires, new_ledger
 end
 
-local newer_receipts = renewed ~= '' and cmsgpack.unpack(renewed) or {}
+-- Redis does not roll back a script, so every operation that can fail happens before the first
+-- write.
+local newer_receipts, writes = renewed ~= '' and cmsgpack.unpack(renewed) or {}, {}
 for i = 1, count do
   local raw = ARGV[3 * i + 2] ~= '' and call('GET', KEYS[i]) or ''
   if raw ~= '' then
     local program, receipt = open_program(ARGV[3 * i + 1]), cmsgpack.unpack(ARGV[3 * i + 2])
-    local newer, unused = newer_receipts[KEYS[i]] or receipt, ARGV[3 * i + 3]
+    local newer, unused = newer_receipts[KEYS[i]], ARGV[3 * i + 3]
+    if not newer or not has_marks_of(program, newer) then
+      newer = receipt
+    end
     local block_end, ledger, value = open_value(raw)
     if ledger_until(ledger) <= now then
       ledger = ''
     end
     local is_sound, first, states = pcall(states_in, value)
-    if is_sound and are_of(program, states) then
+    if is_sound and are_of(program, states) and has_marks_of(program, receipt) then
       local is_same = sub(value, 1, first - 1) == program.head
       local written, expires, new_ledger =
         refund_states(program, receipt, newer, unused, value, states, is_same, ledger)
       ledger = new_ledger or ledger
-      if expires <= now and not block_end and ledger == '' then
-        call('DEL', KEYS[i])
-      else
-        written = close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
-        call('SET', KEYS[i], written, 'KEEPTTL')
-      end
-      local ttl = new_ledger and call('PTTL', KEYS[i]) or -1
-      if ttl >= 0 and ttl < LEDGER_MS then
-        call('PEXPIRE', KEYS[i], LEDGER_MS)
-      end
+      local is_empty = expires <= now and not block_end and ledger == ''
+      written = is_empty and '' or close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
+      writes[#writes + 1] = {key = KEYS[i], value = written, has_new_ledger = new_ledger ~= nil}
     elseif value ~= '' and unused ~= 'leases' then
-      -- The state has other algorithms, so the charge cannot be found in it.
+      -- The state or the receipt has other algorithms, so the charge cannot be found in the state.
       is_kept = true
     end
+  end
+end
+
+if guard then
+  guard_ttl = write_guard(guard, guard_value, guard_ttl)
+end
+for i = 1, #writes do
+  local key, value = writes[i].key, writes[i].value
+  if value == '' then
+    call('DEL', key)
+  else
+    call('SET', key, value, 'KEEPTTL')
+  end
+  local ttl = writes[i].has_new_ledger and call('PTTL', key) or -1
+  if ttl >= 0 and ttl < LEDGER_MS then
+    call('PEXPIRE', key, LEDGER_MS)
   end
 end
 return {ENDED, 0, guard_ttl, is_kept and 1 or 0, renewed}

@@ -2,7 +2,7 @@
 -- again if a slot is free, and is lost otherwise. A key whose states have all expired counts as
 -- deleted, even if Redis still stores it. The limits under which such a key was stored do not
 -- matter. Unexpired states keep their leases if the algorithms are the same, even if the parameters
--- differ.
+-- differ. If the receipt has leases in other positions than the limits, the leases are lost.
 --
 -- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its
 --          guard. A reservation that has ended is not renewed, and all its leases count as lost
@@ -134,7 +134,10 @@ for i = 1, ended and count or 0 do
 end
 for i = 1, ended and 0 or count do
   -- A token from before an earlier renewal does not know the leases from that renewal.
-  local program, receipt = open_program(ARGV[3 * i + 2]), renewed[KEYS[i]] or cmsgpack.unpack(ARGV[3 * i + 3])
+  local program, receipt = open_program(ARGV[3 * i + 2]), cmsgpack.unpack(ARGV[3 * i + 3])
+  if renewed[KEYS[i]] and has_marks_of(program, renewed[KEYS[i]]) then
+    receipt = renewed[KEYS[i]]
+  end
   local block_end, ledger, value = nil, '', call('GET', KEYS[i]) or ''
   if value ~= '' then
     block_end, ledger, value = open_value(value)
@@ -145,7 +148,7 @@ for i = 1, ended and 0 or count do
     is_sound, first, states = true, states_in(value)
   end
   local written, till, is_lost = nil, 0, true
-  if is_sound and are_of(program, states) then
+  if is_sound and are_of(program, states) and has_marks_of(program, receipt) then
     written, till, is_lost = renew_leases(program, value, states, receipt, ledger)
   end
   if till > 0 then

@@ -6,7 +6,7 @@
 -- ARGV[3]  the new instant
 -- ARGV[4]  how long to keep the guard, in milliseconds
 --
--- Returns the first two results of `end_reservation` (guard.lua).
+-- Returns the first two results of `attempt_end` (guard.lua).
 -- (guard.lua)
 local ended, number, renewed = read_guard(KEYS[1], ARGV[2])
 if ended then

@@ -69,6 +69,23 @@ local function are_of(program, states)
   return #program.members == #states
 end
 
+-- The length in bytes of a mark in a receipt (refund.lua). The length of a mark of GCRA depends on
+-- the parameters.
+local MARK_BYTES = {[INTERVAL] = 15, [WINDOW] = 14, [LOG] = 7, [BUCKETS] = 15, [WEIGHTED] = 15, [LEASE] = 7}
+
+-- Returns whether a receipt has a mark for each limit in the parsed `program`, and marks of leases
+-- (and logs) in the same positions. If not, the rule's limits have changed since the charge, and
+-- the leases of the receipt cannot be found.
+local function has_marks_of(program, receipt)
+  for number = 1, #program.members do
+    local kernel, mark = program.members[number].kernel, receipt[2 + number]
+    if not mark or (#mark == MARK_BYTES[LEASE]) ~= (kernel == LOG or kernel == LEASE) then
+      return false
+    end
+  end
+  return #receipt == 2 + #program.members
+end
+
 -- Removes up to `units` units that were charged at `since` from a sliding window log, starting with
 -- the newest entry of that instant. Also removes all entries before the entry `oldest`. In `value`,
 -- the `count` entries begin at `first`, and `base` is the sum of units before them. Only

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Renewal,
-    Settlement, Span, Timestamp,
+    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Refund,
+    Renewal, Settlement, Span, Timestamp,
 };
-use tidegate_redis::RedisStore;
+use tidegate_redis::{RedisReservation, RedisStore, ReservationEnd, ReservationStatus};
 
 use crate::{START, differential::strategies::Kind, limits, same, server::Server};
 
@@ -150,6 +150,140 @@ async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
         let renewed = redis.renew(&held, &mut there).await.unwrap();
         let expected = memory.renew(&held, &mut here, now);
         assert_eq!((renewed, expected), (Renewal::Held, Renewal::Held));
+    }
+}
+
+/// A rule's limits get other algorithms, or another order, while a request is in progress. A later
+/// request converts the state. The receipt then has other marks than the limits, so the charge
+/// cannot be found in the state: nothing is refunded, and no lease is renewed. The reservation ends
+/// nevertheless.
+#[tokio::test]
+async fn a_receipt_of_other_algorithms_refunds_and_renews_nothing() {
+    let mut shapes: Vec<Vec<Kind>> = Kind::ALL.iter().map(|kind| vec![*kind]).collect();
+    let slots = Kind::Concurrency;
+    shapes.extend([vec![Kind::Gcra, slots], vec![slots, Kind::Gcra]]);
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let memory = MemoryStore::new(MemoryBounds::default());
+        let pairs = shapes.iter().flat_map(|before| {
+            let others = shapes.iter().filter(move |after| *after != before);
+            others.map(move |after| (before, after))
+        });
+        // The mark of a log is an instant, like the mark of a lease, so a renewal acquires a slot.
+        let is_ambiguous =
+            |before: &[Kind], after: &[Kind]| before == [Kind::Log] && after == [slots];
+        let pairs = pairs.filter(|(before, after)| !is_ambiguous(before, after));
+        for (number, (before, after)) in (0..).zip(pairs) {
+            let start = START + number * 1_000_000;
+            let at = |millis: u64| Timestamp::from_micros(start + millis * 1_000);
+            let case = OtherAlgorithms::new(before, after);
+            redis.pin_clock(at(0));
+            let (_, mut here) = memory.reserve(&[case.old_charge()], at(0), &mut Vec::new());
+            let there = redis.reserve(&[case.old_charge()], &mut Vec::new()).await;
+            let mut there = there.unwrap().1;
+            let charges = [case.new_charge()];
+
+            same(&redis, &memory, &charges, at(100), Effect::Charge).await;
+
+            redis.pin_clock(at(200));
+            let renewed = redis.renew(&charges, &mut there).await;
+            let expected = memory.renew(&charges, &mut here, at(200));
+            assert_eq!(renewed, Ok(expected), "{}", case.key);
+            same(&redis, &memory, &charges, at(200), Effect::Look).await;
+
+            let refund = Settlement { unused: 1 };
+            let expected = memory.settle(&charges, here, &[refund], at(200));
+            let reservation = RedisReservation {
+                id: u128::from(number).to_be_bytes(),
+                expires: at(900),
+                charges: &charges,
+                receipt: &there,
+                former_keys: &[],
+            };
+            let (settlements, end) = (|_| vec![refund], ReservationEnd::Settled(0));
+            let ended = redis.end_reservation(reservation, settlements, end, at(200));
+            let ended = ended.await;
+            let expected = Ok(ReservationStatus::Ended(expected));
+            assert!(
+                after == &[slots] || ended == expected,
+                "{}: {ended:?}",
+                case.key
+            );
+            same(&redis, &memory, &charges, at(200), Effect::Look).await;
+            same(&redis, &memory, &charges, at(300), Effect::Charge).await;
+        }
+    }
+}
+
+/// The script fails after it has read the guard. The reservation must not have ended, because a
+/// repeated call would then refund nothing.
+#[tokio::test]
+async fn a_reservation_whose_refund_fails_has_not_ended() {
+    for server in Server::each() {
+        let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let now = Timestamp::from_micros(START);
+        redis.pin_clock(now);
+        let limits = limits(&["2/d"]);
+        let charges = [Charge::new(b"key", &limits, Cost::ONE).unwrap()];
+        let (_, receipt) = redis.reserve(&charges, &mut Vec::new()).await.unwrap();
+        let reservation = RedisReservation {
+            id: [7; 16],
+            expires: Timestamp::from_micros(START + 1_000_000),
+            charges: &charges,
+            receipt: &receipt,
+            former_keys: &[],
+        };
+        let end = || {
+            let (settlements, end) = (
+                |_| vec![Settlement { unused: 1 }],
+                ReservationEnd::Settled(0),
+            );
+            redis.end_reservation(reservation, settlements, end, now)
+        };
+        server.command(&["RENAME", "tg:key", "saved"]);
+        server.command(&["LPUSH", "tg:key", "a value of another type"]);
+        assert!(end().await.is_err());
+        server.command(&["RENAME", "saved", "tg:key"]);
+        let ended = ReservationStatus::Ended(Refund::Complete);
+        assert_eq!(end().await, Ok(ended));
+        let mut outcomes = Vec::new();
+        let look = redis.check(&charges, Effect::Look, &mut outcomes);
+        look.await.unwrap();
+        assert_eq!(outcomes[0].remaining, 2);
+    }
+}
+
+/// Limits of a rule before and after a change.
+struct OtherAlgorithms {
+    key: String,
+    old: Arc<Limits>,
+    new: Limits,
+}
+
+impl OtherAlgorithms {
+    fn new(before: &[Kind], after: &[Kind]) -> Self {
+        let rate = Rate {
+            count: 10,
+            period: Span::from_secs(3_600),
+        };
+        let limits = |kinds: &[Kind]| {
+            let limit = |kind: &Kind| Limit::new(kind.algorithm(10, rate, 4)).unwrap();
+            Limits::new(kinds.iter().map(limit).collect()).unwrap()
+        };
+        let old = Arc::new(limits(before));
+        Self {
+            key: format!("{before:?} {after:?}"),
+            new: limits(after).inheriting_from(&old),
+            old,
+        }
+    }
+
+    fn old_charge(&self) -> Charge<'_> {
+        Charge::new(self.key.as_bytes(), &self.old, Cost::ONE).unwrap()
+    }
+
+    fn new_charge(&self) -> Charge<'_> {
+        Charge::new(self.key.as_bytes(), &self.new, Cost::ONE).unwrap()
     }
 }
 
