@@ -230,9 +230,9 @@ end
 local is_kept = false
 
 -- Returns three results: the states of `value` after the refund; the instant at which all states
--- have expired; and the new ledger, or nil if nothing was added to it. `newer` is the receipt with
--- renewed leases, or the receipt itself.
-local function refund_states(program, receipt, newer, unused, value, states, is_same, ledger)
+-- have expired; and the new ledger, or nil if nothing was added to it. `renewed_receipt` is the
+-- receipt with renewed leases in the guard, or nil.
+local function refund_states(program, receipt, renewed_receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
   local written, expires, sums, entries = {}, 0, {}, 0
@@ -247,7 +247,7 @@ local function refund_states(program, receipt, newer, unused, value, states, is_
     local is_other = not is_same or #mark ~= (MARK_BYTES[kernel] or member.mark_bytes)
     local stays = (unused == 'leases' or is_other or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
-      mark = lease_start(newer[2 + number], ledger)
+      mark = latest_lease_start(number, receipt, renewed_receipt, ledger)
     end
     if stays or member.denials == COUNTED and not program.is_shadow then
       is_kept = is_kept or kernel ~= LEASE and unused ~= 'leases'
@@ -277,14 +277,14 @@ end
 
 -- Redis does not roll back a script, so every operation that can fail happens before the first
 -- write.
-local newer_receipts, writes = renewed ~= '' and cmsgpack.unpack(renewed) or {}, {}
+local renewed_receipts, writes = renewed ~= '' and cmsgpack.unpack(renewed) or {}, {}
 for i = 1, count do
   local raw = ARGV[3 * i + 2] ~= '' and call('GET', KEYS[i]) or ''
   if raw ~= '' then
     local program, receipt = open_program(ARGV[3 * i + 1]), cmsgpack.unpack(ARGV[3 * i + 2])
-    local newer, unused = newer_receipts[KEYS[i]], ARGV[3 * i + 3]
-    if not newer or not has_marks_of(program, newer) then
-      newer = receipt
+    local renewed_receipt, unused = renewed_receipts[KEYS[i]], ARGV[3 * i + 3]
+    if renewed_receipt and not has_marks_of(program, renewed_receipt) then
+      renewed_receipt = nil
     end
     local block_end, ledger, value = open_value(raw)
     if ledger_until(ledger) <= now then
@@ -294,7 +294,7 @@ for i = 1, count do
     if is_sound and are_of(program, states) and has_marks_of(program, receipt) then
       local is_same = sub(value, 1, first - 1) == program.head
       local written, expires, new_ledger =
-        refund_states(program, receipt, newer, unused, value, states, is_same, ledger)
+        refund_states(program, receipt, renewed_receipt, unused, value, states, is_same, ledger)
       ledger = new_ledger or ledger
       local is_empty = expires <= now and not block_end and ledger == ''
       written = is_empty and '' or close_value(sub(value, 1, first - 1) .. written, block_end, ledger)

@@ -102,14 +102,15 @@ local function renew_log(value, start, since, units, limit)
 end
 
 -- Returns three results: the states of `value` with the leases of `receipt` renewed; the end of the
--- last lease; and whether a lease is lost.
-local function renew_leases(program, value, states, receipt, ledger)
+-- last lease; and whether a lease is lost. `renewed_receipt` is the receipt in the guard, or nil.
+local function renew_leases(program, value, states, receipt, renewed_receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do
     local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     if kernel == LEASE then
       local member = program.members[number]
-      local since = struct_unpack('>I7', lease_start(receipt[2 + number], ledger))
+      receipt[2 + number] = latest_lease_start(number, receipt, renewed_receipt, ledger)
+      local since = struct_unpack('>I7', receipt[2 + number])
       local log, over, at = renew_log(value, start, since, member.cost, member.limit)
       if log then
         written[number], till = log, max(till, over)
@@ -133,10 +134,10 @@ for i = 1, ended and count or 0 do
   replies[i] = {0, ARGV[3 * i + 3]}
 end
 for i = 1, ended and 0 or count do
-  -- A token from before an earlier renewal does not know the leases from that renewal.
   local program, receipt = open_program(ARGV[3 * i + 2]), cmsgpack.unpack(ARGV[3 * i + 3])
-  if renewed[KEYS[i]] and has_marks_of(program, renewed[KEYS[i]]) then
-    receipt = renewed[KEYS[i]]
+  local renewed_receipt = renewed[KEYS[i]]
+  if renewed_receipt and not has_marks_of(program, renewed_receipt) then
+    renewed_receipt = nil
   end
   local block_end, ledger, value = nil, '', call('GET', KEYS[i]) or ''
   if value ~= '' then
@@ -149,7 +150,7 @@ for i = 1, ended and 0 or count do
   end
   local written, till, is_lost = nil, 0, true
   if is_sound and are_of(program, states) and has_marks_of(program, receipt) then
-    written, till, is_lost = renew_leases(program, value, states, receipt, ledger)
+    written, till, is_lost = renew_leases(program, value, states, receipt, renewed_receipt, ledger)
   end
   if till > 0 then
     written = close_value(sub(value, 1, first - 1) .. written, block_end, ledger)

@@ -183,3 +183,15 @@ local function lease_start(mark, ledger)
   end
   return mark
 end
+
+-- Returns the later of two starts of a lease: in the receipt of a token, and in the receipt of the
+-- guard, which is nil without a renewal. A former token does not know a later renewal. The guard
+-- does not know a renewal during a migration of the hash slot.
+local function latest_lease_start(number, receipt, renewed_receipt, ledger)
+  local own = lease_start(receipt[2 + number], ledger)
+  local renewed = renewed_receipt and lease_start(renewed_receipt[2 + number], ledger) or own
+  local own_at, renewed_at = struct_unpack('>I7', own), struct_unpack('>I7', renewed)
+  -- A clock that was ahead has written `own`, and the lease was renewed since.
+  local is_from_ahead = own_at > now + JUMP
+  return (is_from_ahead or renewed_at > own_at) and renewed or own
+end

@@ -289,6 +289,56 @@ async fn a_renewal_that_a_settlement_overtakes_acquires_no_slot() {
     }
 }
 
+/// While a hash slot is migrating, leases are renewed without the guard. Then the token knows the
+/// lease, and the guard does not. A later renewal and the end must find this lease.
+#[tokio::test]
+async fn a_lease_that_was_renewed_without_the_guard_is_found() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let at = |seconds: u64| Timestamp::from_micros(START + seconds * 1_000_000);
+        let lease = Span::from_secs(60);
+        let slots = Limit::new(Algorithm::Concurrency { limit: 2, lease }).unwrap();
+        let limits = Limits::new(vec![slots]).unwrap();
+        let charges = [Charge::new(b"key", &limits, Cost::ONE).unwrap()];
+        for renewals in 0..3 {
+            store.pin_clock(at(10 * renewals));
+            let (_, mut receipt) = store.reserve(&charges, &mut Vec::new()).await.unwrap();
+            let reserved = receipt.clone();
+            let reservation = |receipt| RedisReservation {
+                id: u128::from(renewals).to_be_bytes(),
+                expires: at(100),
+                charges: &charges,
+                receipt,
+                former_keys: &[],
+            };
+            let free = async || {
+                let mut outcomes = Vec::new();
+                let look = store.check(&charges, Effect::Look, &mut outcomes);
+                look.await.unwrap();
+                outcomes[0].remaining
+            };
+            for renewal in 0..=renewals {
+                let now = at(10 * renewals + 1 + 2 * renewal);
+                store.pin_clock(now);
+                let renewed = store
+                    .renew_leases_of_reservation(reservation(&reserved), at(100), now, &mut receipt)
+                    .await;
+                assert_eq!(renewed, Ok(Renewal::Held));
+                assert_eq!(free().await, 1, "one slot is held");
+                store.pin_clock(at(10 * renewals + 2 + 2 * renewal));
+                let renewed = store.renew(&charges, &mut receipt).await;
+                assert_eq!(renewed, Ok(Renewal::Held));
+            }
+            let end = ReservationEnd::Settled(0);
+            let settlements = |_| vec![Settlement { unused: 1 }];
+            let now = at(10 * renewals + 9);
+            let ended = store.end_reservation(reservation(&receipt), settlements, end, now);
+            assert_eq!(ended.await, Ok(ReservationStatus::Ended(Refund::Complete)));
+            assert_eq!(free().await, 2, "all slots are free");
+        }
+    }
+}
+
 /// Servers of earlier versions read the instant of a guard with `tonumber`. The receipts with the
 /// renewed leases follow after a zero byte.
 #[test]
