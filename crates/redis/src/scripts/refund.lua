@@ -275,6 +275,16 @@ local function refund_states(program, receipt, renewed_receipt, unused, value, s
   return table.concat(written), expires, new_ledger
 end
 
+-- Returns whether a limit of the parsed `program` is not a concurrency limit.
+local function has_units(program)
+  for number = 1, #program.members do
+    if program.members[number].kernel ~= LEASE then
+      return true
+    end
+  end
+  return false
+end
+
 -- Redis does not roll back a script, so every operation that can fail happens before the first
 -- write.
 local renewed_receipts, writes = renewed ~= '' and cmsgpack.unpack(renewed) or {}, {}
@@ -299,7 +309,7 @@ for i = 1, count do
       local is_empty = expires <= now and not block_end and ledger == ''
       written = is_empty and '' or close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
       writes[#writes + 1] = {key = KEYS[i], value = written, has_new_ledger = new_ledger ~= nil}
-    elseif value ~= '' and unused ~= 'leases' then
+    elseif value ~= '' and unused ~= 'leases' and has_units(program) then
       -- The state or the receipt has other algorithms, so the charge cannot be found in the state.
       is_kept = true
     end
