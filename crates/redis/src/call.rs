@@ -39,7 +39,7 @@ impl fmt::Debug for OnLateReply {
     }
 }
 
-/// A call to a script. All keys of a call are in one cluster slot, so that the call works on every
+/// A call to a script. All keys of a call are in one hash slot, so that the call works on every
 /// topology.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -77,7 +77,7 @@ pub(crate) enum Intent {
     Reserve,
     /// Charge nothing, and return whether the limits would admit the charge.
     Precheck,
-    /// Charge only the limits that count denied requests, because another cluster slot has denied
+    /// Charge only the limits that count denied requests, because another hash slot has denied
     /// the request.
     Deny,
     /// Charge nothing, and return the decision that a charge would lead to.

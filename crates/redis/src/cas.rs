@@ -27,7 +27,7 @@ pub(crate) enum ValueChange {
 
 impl RedisStore {
     /// Reads the values of `keys`, passes them to `compute`, and writes the new values that
-    /// `compute` returns. All keys must be in one cluster slot. If another client changes a value
+    /// `compute` returns. All keys must be in one hash slot. If another client changes a value
     /// after the function has read it, the function starts over, up to `MAX_TRIES` times.
     pub(crate) async fn compare_and_set<T>(
         &self,

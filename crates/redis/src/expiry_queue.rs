@@ -11,7 +11,7 @@
 //! the remaining time until the reservation becomes available, and Redis adds this time to its own
 //! clock.
 //!
-//! All keys of the expiry queue are in one cluster slot.
+//! All keys of the expiry queue are in one hash slot.
 
 use tidegate_core::Span;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   key of a rule     prefix { values } scope    {values} is the hash tag: rules keyed by
-//!                                                the same values share a cluster slot, and so
+//!                                                the same values share a hash slot, and so
 //!                                                one atomic call
 //!   any other key     prefix : key
 //!   index of blocks   prefix #blocks
@@ -53,7 +53,7 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// Returns the Redis key of the guard for the reservation `id` in this cluster slot; `slot` is
+/// Returns the Redis key of the guard for the reservation `id` in this hash slot; `slot` is
 /// `None` if Redis is not a cluster.
 pub(crate) fn guard_key(prefix: &[u8], slot: Option<u16>, id: &[u8; 16]) -> Vec<u8> {
     let mut key = Vec::with_capacity(prefix.len() + GUARD_BYTES);
@@ -72,7 +72,7 @@ pub(crate) fn guard_key(prefix: &[u8], slot: Option<u16>, id: &[u8; 16]) -> Vec<
 /// The length of the Redis key of a guard without its prefix, in bytes, with a tag of six digits.
 const GUARD_BYTES: usize = 46;
 
-/// For each cluster slot, a number that, as a hash tag, hashes to the slot.
+/// For each hash slot, a number that, as a hash tag, hashes to the slot.
 static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     let mut tags = vec![None; usize::from(SLOTS)];
     let mut missing = tags.len();
@@ -135,14 +135,14 @@ pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
     [prefix, b"#top:", server.as_bytes()].concat()
 }
 
-/// Returns the Redis keys of the overrides, which share a cluster slot: the documents, the order of
+/// Returns the Redis keys of the overrides, which share a hash slot: the documents, the order of
 /// changes, the order of removals, the end times, and the latest versions.
 pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 5] {
     ["", ":changed", ":removed", ":ends", ":versions"]
         .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
 }
 
-/// Returns the Redis keys of the expiry queue of reservations, which share a cluster slot: the
+/// Returns the Redis keys of the expiry queue of reservations, which share a hash slot: the
 /// reservations, and their order.
 pub(crate) fn expiry_queue_keys(prefix: &[u8]) -> [Vec<u8>; 2] {
     ["", ":due"].map(|part| [prefix, b"#{reservations}", part.as_bytes()].concat())

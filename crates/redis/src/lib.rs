@@ -11,7 +11,7 @@
 //!
 //! - **One Redis key per rule and key.** All limits of a rule for one key (such as a client
 //!   address) are stored in one value. Rules keyed by the same values share a hash tag, and
-//!   therefore a cluster slot.
+//!   therefore a hash slot.
 //! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
 //!   only exception is a key with a block that has no end.
 //! - **One clock.** Each decision reads the server's `TIME` once. Setting the clock back creates no

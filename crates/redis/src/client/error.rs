@@ -97,7 +97,7 @@ pub enum ConnectError {
         /// A description of the defect.
         problem: String,
     },
-    /// Some cluster slots are not served by any node.
+    /// Some hash slots are not served by any node.
     #[error(
         "the Redis Cluster does not serve {0} of its 16384 hash slots; check `CLUSTER INFO` and `CLUSTER NODES` on its primaries"
     )]

@@ -53,7 +53,7 @@ pub struct Health {
     pub servers: usize,
     /// Number of servers currently up.
     pub up: usize,
-    /// Number of cluster slots that no node serves; 0 if Redis is not a cluster.
+    /// Number of hash slots that no node serves; 0 if Redis is not a cluster.
     pub unserved_slots: usize,
     /// The current problem, as an error that says how to fix it; `None` without a problem.
     pub error: Option<ConnectError>,

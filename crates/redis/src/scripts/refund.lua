@@ -226,8 +226,8 @@ local function is_converted_since(ledger, ledger_then)
     and ledger_start(ledger) ~= ledger_start(ledger_then)
 end
 
--- Whether units that were to be refunded stay charged.
-local is_kept = false
+-- Whether units that should be refunded stay charged.
+local stays_charged = false
 
 -- Returns three results: the states of `value` after the refund; the instant at which all states
 -- have expired; and the new ledger, or nil if nothing was added to it. `renewed_receipt` is the
@@ -250,7 +250,7 @@ local function refund_states(program, receipt, renewed_receipt, unused, value, s
       mark = latest_lease_start(number, receipt, renewed_receipt, ledger)
     end
     if stays or member.denials == COUNTED and not program.is_shadow then
-      is_kept = is_kept or kernel ~= LEASE and unused ~= 'leases'
+      stays_charged = stays_charged or kernel ~= LEASE and unused ~= 'leases'
       written[number], expires = sub(value, start, behind - 1), math.huge
       sums[number] = ledger_sum(ledger, number)
     else
@@ -311,7 +311,7 @@ for i = 1, count do
       writes[#writes + 1] = {key = KEYS[i], value = written, has_new_ledger = new_ledger ~= nil}
     elseif value ~= '' and unused ~= 'leases' and has_units(program) then
       -- The state or the receipt has other algorithms, so the charge cannot be found in the state.
-      is_kept = true
+      stays_charged = true
     end
   end
 end
@@ -331,4 +331,4 @@ for i = 1, #writes do
     call('PEXPIRE', key, LEDGER_MS)
   end
 end
-return {ENDED, 0, guard_ttl, is_kept and 1 or 0, renewed}
+return {ENDED, 0, guard_ttl, stays_charged and 1 or 0, renewed}

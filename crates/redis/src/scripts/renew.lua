@@ -124,10 +124,10 @@ local function renew_leases(program, value, states, receipt, renewed_receipt, le
   return table.concat(written), till, is_lost
 end
 
-local guard, replies, renewed, ended, until_then = KEYS[count + 1], {}, {}, nil, nil
+local guard, replies, renewed, ended, expires = KEYS[count + 1], {}, {}, nil, nil
 if guard then
   local packed
-  ended, until_then, packed = read_guard(guard, ARGV[3])
+  ended, expires, packed = read_guard(guard, ARGV[3])
   renewed = packed ~= '' and cmsgpack.unpack(packed) or {}
 end
 for i = 1, ended and count or 0 do
@@ -166,6 +166,6 @@ for i = 1, ended and 0 or count do
   replies[i] = {is_lost and 0 or 1, cmsgpack.pack(receipt)}
 end
 if guard and not ended then
-  write_guard(guard, string.format('%.0f', until_then) .. '\0' .. cmsgpack.pack(renewed), tonumber(ARGV[4]))
+  write_guard(guard, string.format('%.0f', expires) .. '\0' .. cmsgpack.pack(renewed), tonumber(ARGV[4]))
 end
 return replies

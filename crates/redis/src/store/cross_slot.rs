@@ -1,5 +1,5 @@
 //! Decides requests that no single script call can decide. The keys of a cross-slot request are in
-//! several cluster slots, or their slot is migrating.
+//! several hash slots, or their slot is migrating.
 //!
 //! ```text
 //!   every slot charges ─▶ all admit:   admitted, after one round trip
@@ -42,7 +42,7 @@ use crate::{
     decode::CheckReply, encode,
 };
 
-/// The charges of one cluster slot, and the indices of these charges among all charges of the
+/// The charges of one hash slot, and the indices of these charges among all charges of the
 /// request.
 #[derive(Debug)]
 pub(crate) struct SlotGroup<'c> {
@@ -92,7 +92,7 @@ impl<'c> SlotGroup<'c> {
 }
 
 impl RedisStore {
-    /// Groups `charges` by cluster slot.
+    /// Groups `charges` by hash slot.
     pub(crate) fn slot_groups<'c>(&self, charges: &[Charge<'c>]) -> Vec<SlotGroup<'c>> {
         let mut groups: BTreeMap<u16, SlotGroup<'c>> = BTreeMap::new();
         for (index, charge) in charges.iter().enumerate() {
@@ -108,7 +108,7 @@ impl RedisStore {
         groups.into_values().collect()
     }
 
-    /// Decides a request whose keys are in several cluster slots.
+    /// Decides a request whose keys are in several hash slots.
     pub(crate) async fn check_across_slots(
         &self,
         charges: &[Charge<'_>],

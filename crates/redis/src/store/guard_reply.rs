@@ -17,7 +17,7 @@ pub enum ReservationEnd {
 /// The status of a reservation after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationStatus {
-    /// The call has ended the reservation. The field is whether all unused units were given back.
+    /// The call has ended the reservation. The field is whether all unused units were refunded.
     Ended(Refund),
     /// An earlier call has already ended the reservation in this way.
     EndedBefore(ReservationEnd),
@@ -51,8 +51,8 @@ fn decode_guard_reply(reply: Reply) -> Option<GuardReply> {
     let mut parts = parts.into_iter();
     let [status, number] = [parts.next()?, parts.next()?].map(|part| decode::integer(&part));
     let optional = |part: Option<Reply>| part.map_or(Some(0), |part| decode::integer(&part));
-    let (guard_ttl_ms, kept) = (optional(parts.next())?, optional(parts.next())?);
-    let refund = match kept {
+    let (guard_ttl_ms, stays_charged) = (optional(parts.next())?, optional(parts.next())?);
+    let refund = match stays_charged {
         0 => Refund::Complete,
         _ => Refund::Incomplete,
     };

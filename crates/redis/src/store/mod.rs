@@ -292,7 +292,7 @@ impl RedisStore {
         converted.collect::<Result<_, _>>().map(Conversions)
     }
 
-    /// Builds the call of the script `check` for charges whose keys share a cluster slot.
+    /// Builds the call of the script `check` for charges whose keys share a hash slot.
     pub(crate) fn check_call(
         &self,
         charges: &[Charge<'_>],

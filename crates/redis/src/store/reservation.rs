@@ -239,9 +239,9 @@ impl RedisStore {
         let is_first = slots.first().is_some_and(|(first, _)| *first == slot);
         RenewalGuard {
             key: self.guard(slot, reservation),
-            // Only the guard in the first hash slot decides whether the reservation has expired.
-            // Any end succeeds in a further hash slot: the instant is later than the instant of a
-            // settlement there, which is 0, and not later than that of an expiry.
+            // Only the guard in the first hash slot decides whether the reservation has expired. In
+            // a further hash slot, any end must succeed: 1 is above a settlement's instant (0) and
+            // below an expiry's.
             expires: if is_first {
                 until
             } else {

@@ -1,4 +1,4 @@
-//! Charges with a receipt, and refunds with that receipt. A refund is needed if another cluster
+//! Charges with a receipt, and refunds with that receipt. A refund is needed if another hash
 //! slot denies the request, or if the final cost of the request is less than the charged cost.
 
 use std::sync::Arc;
