@@ -11,8 +11,9 @@
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
--- Returns the first three results of `attempt_end` (guard.lua); 1 if units of the refunded part
--- stay charged or 0 otherwise; and the packed receipts with renewed leases.
+-- Returns the first three results of `attempt_end` (guard.lua); 1 if units of the refunded part stay
+-- charged, in this call or in the call that has ended the reservation, or 0 otherwise; and the
+-- packed receipts with renewed leases.
 --
 -- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
 -- state, …}. The mark identifies the charge in the state.
@@ -30,7 +31,8 @@ if ARGV[2] ~= '' then
   local status, number
   status, number, guard_ttl, renewed, guard_value = attempt_end(guard, ARGV[2])
   if status ~= ENDED then
-    return {status, number, guard_ttl, 0, ''}
+    -- For ENDED_BEFORE, the last result is whether units stay charged.
+    return {status, number, guard_ttl, guard_value and 1 or 0, ''}
   end
   count = count - 1
 end
@@ -317,7 +319,7 @@ for i = 1, count do
 end
 
 if guard then
-  guard_ttl = write_guard(guard, guard_value, guard_ttl)
+  guard_ttl = write_guard(guard, guard_value .. (stays_charged and STAYS_CHARGED or ''), guard_ttl)
 end
 for i = 1, #writes do
   local key, value = writes[i].key, writes[i].value

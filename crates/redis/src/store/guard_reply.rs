@@ -31,6 +31,8 @@ pub enum ReservationStatus {
 #[derive(Clone, Debug)]
 pub(super) struct GuardReply {
     pub(super) status: ReservationStatus,
+    /// Whether all unused units were refunded in the hash slot, by this call or by an earlier one.
+    pub(super) refund: Refund,
     /// How long Redis still keeps the guard, in milliseconds; 0 if the reservation has not ended.
     pub(super) guard_ttl_ms: u64,
     /// The packed receipts with the renewed leases, which the guard contained before the
@@ -66,6 +68,7 @@ fn decode_guard_reply(reply: Reply) -> Option<GuardReply> {
     };
     Some(GuardReply {
         status,
+        refund,
         guard_ttl_ms,
         renewed_leases: parts.next().map_or(Some(Vec::new()), decode::bytes)?,
     })

@@ -75,7 +75,9 @@ impl RedisStore {
     /// in the way in which the earlier call began, even if this is not `end`.
     ///
     /// At most one call returns [`ReservationStatus::Ended`]. No call does so if the completing
-    /// call has another `end` than the call that began.
+    /// call has another `end` than the call that began. The returned [`Refund`] includes the refunds
+    /// of earlier calls, except for a hash slot that was migrating when an earlier call ended the
+    /// reservation there. The refund there counts as complete, because the guard was written first.
     ///
     /// # Errors
     ///
@@ -96,7 +98,7 @@ impl RedisStore {
         let in_first = self.end_in_slot(&call).await?;
         let (actual_end, mut refund) = match in_first.status {
             ReservationStatus::Ended(refund) => (end, refund),
-            ReservationStatus::EndedBefore(before) => (before, Refund::Complete),
+            ReservationStatus::EndedBefore(before) => (before, in_first.refund),
             ReservationStatus::Expired | ReservationStatus::Outstanding(_) => {
                 return Ok(in_first.status);
             }
@@ -112,32 +114,35 @@ impl RedisStore {
             .iter()
             .map(|call| self.complete_in_slot(call, actual_end));
         for completed in join_all(completed).await {
-            refund = refund.and(completed?.unwrap_or_default());
+            refund = refund.and(completed?.refund);
         }
-        let completed = self.complete_in_slot(&call(last), actual_end).await?;
-        Ok(match completed {
-            Some(in_last) if actual_end == end => ReservationStatus::Ended(refund.and(in_last)),
+        let in_last = self.complete_in_slot(&call(last), actual_end).await?;
+        Ok(match in_last.status {
+            ReservationStatus::Ended(_) if actual_end == end => {
+                ReservationStatus::Ended(refund.and(in_last.refund))
+            }
             _ => ReservationStatus::EndedBefore(actual_end),
         })
     }
 
     /// Runs a call that ends a reservation in a further hash slot, after it has ended in the first
-    /// one. Returns the refund if this call has ended it there.
+    /// one. An earlier call may already have ended it there.
     async fn complete_in_slot(
         &self,
         call: &Call,
         end: ReservationEnd,
-    ) -> Result<Option<Refund>, StoreError> {
-        match self.end_in_slot(call).await?.status {
-            ReservationStatus::Ended(refund) => Ok(Some(refund)),
-            ReservationStatus::EndedBefore(before) if before == end => Ok(None),
+    ) -> Result<GuardReply, StoreError> {
+        let in_slot = self.end_in_slot(call).await?;
+        match in_slot.status {
+            ReservationStatus::Ended(_) => Ok(in_slot),
+            ReservationStatus::EndedBefore(before) if before == end => Ok(in_slot),
             // A repeated call would get the same reply until the guard expires.
             ReservationStatus::EndedBefore(before) => {
                 tracing::warn!(
                     "a reservation has ended differently in two hash slots: {end:?} and \
                      {before:?}; Redis has probably lost a key in a failover or by eviction"
                 );
-                Ok(None)
+                Ok(in_slot)
             }
             status @ (ReservationStatus::Expired | ReservationStatus::Outstanding(_)) => {
                 Err(StoreError::Unknown(format!(
@@ -190,7 +195,8 @@ impl RedisStore {
             && !refund.keys.is_empty()
         {
             refund.args[2].clone_from(&in_slot.renewed_leases);
-            in_slot.status = ReservationStatus::Ended(self.run_refund(&refund).await?);
+            in_slot.refund = self.run_refund(&refund).await?;
+            in_slot.status = ReservationStatus::Ended(in_slot.refund);
         }
         Ok(in_slot)
     }

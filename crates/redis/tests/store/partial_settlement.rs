@@ -330,6 +330,41 @@ async fn a_reservation_expires_in_all_hash_slots_at_the_exact_microsecond() {
     }
 }
 
+/// The first call cannot refund a key whose state has other limits, and fails in the last hash slot.
+/// The call that completes the settlement reports that units stay charged.
+#[tokio::test]
+async fn units_that_stay_charged_in_an_earlier_call_are_reported() {
+    let fixture = Fixture::start().await;
+    let rate = Rate {
+        count: 100,
+        period: Span::from_secs(60),
+    };
+    let limit = Limit::new(Kind::Gcra.algorithm(100, rate, 4)).unwrap();
+    let other = Limits::new(vec![limit]).unwrap();
+    for (number, changed) in [(1, None), (2, Some(0)), (3, Some(1))] {
+        let reserved = fixture.reserve_on(number, 3).await;
+        if let Some(key) = changed {
+            let key = reserved.keys[key].as_bytes();
+            let charge = Charge::new(key, &other, Cost::ONE).unwrap();
+            let decided = fixture
+                .store
+                .check(&[charge], Effect::Charge, &mut Vec::new())
+                .await;
+            assert_eq!(decided, Ok(Decision::Admitted));
+        }
+        let end = ReservationEnd::Settled(2);
+        fixture.end_without(&reserved, 2, end, 1).await;
+        let refund = match changed {
+            None => Refund::Complete,
+            Some(_) => Refund::Incomplete,
+        };
+        let ended = fixture.end(&reserved, end, 2).await;
+        assert_eq!(ended, Ok(ReservationStatus::Ended(refund)), "{changed:?}");
+        let before = Ok(ReservationStatus::EndedBefore(end));
+        assert_eq!(fixture.end(&reserved, end, 3).await, before);
+    }
+}
+
 /// A renewal shortens the reservation, but its first token still expires later.
 #[tokio::test]
 async fn a_shortened_reservation_ends_once() {

@@ -342,10 +342,14 @@ async fn a_lease_that_was_renewed_without_the_guard_is_found() {
 /// Servers of earlier versions read the instant of a guard with `tonumber`. The receipts with the
 /// renewed leases follow after a zero byte.
 #[test]
-fn earlier_versions_read_the_instant_of_a_guard_with_renewed_leases() {
+fn earlier_versions_read_the_number_in_a_guard() {
     for server in Server::each() {
         let script = "return tonumber('1700006400000000\\0' .. cmsgpack.pack({k = 7}))";
         let instant = server.command(&["EVAL", script, "0"]);
         assert!(instant.contains("1700006400000000"), "{instant}");
+        // The final cost in a guard is followed by a zero byte if units stay charged.
+        let script = "return {tonumber('3\\0'), tonumber('\\0') or 0}";
+        let costs = server.command(&["EVAL", script, "0"]);
+        assert_eq!(costs, "3\n0");
     }
 }
