@@ -6,8 +6,9 @@
 -- Servers of earlier versions ignore the zero byte and what follows it, because their `tonumber`
 -- stops there. After that, the value is HAS_ENDED, followed by the final cost plus 1 unless the
 -- reservation has expired, and by STAYS_CHARGED if units that should have been refunded in the hash
--- slot stay charged. STAYS_CHARGED is also a zero byte, which earlier versions ignore. The instants are read from the clocks of the Tidegate servers, because
--- the servers decide when a reservation expires.
+-- slot stay charged. STAYS_CHARGED is also a zero byte, which earlier versions ignore. The instants
+-- are read from the clocks of the Tidegate servers, because the servers decide when a reservation
+-- expires.
 --
 -- Results: the call has ended the reservation; an earlier call has ended it; it has expired; or it
 -- is outstanding.
@@ -40,9 +41,9 @@ end
 -- ENDED_BEFORE, the number is the number from `read_guard`, and the fifth result is whether units
 -- stay charged; otherwise, the number is the instant at which the reservation expires. For ENDED,
 -- the caller must write the guard, with the value in the fifth result, followed by STAYS_CHARGED if
--- units stay charged. `attempt` consists of 1 byte, whether the reservation ends because it has expired; the
--- final cost; the caller's instant; the instant at which the reservation expires unless it was
--- renewed; and how long to keep the guard, in milliseconds.
+-- units stay charged. `attempt` consists of 1 byte, whether the reservation ends because it has
+-- expired; the final cost; the caller's instant; the instant at which the reservation expires
+-- unless it was renewed; and how long to keep the guard, in milliseconds.
 local function attempt_end(key, attempt)
   local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
   -- `tostring` would round the instant to 14 digits.

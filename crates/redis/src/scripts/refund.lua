@@ -11,8 +11,8 @@
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
--- Returns the first three results of `attempt_end` (guard.lua); 1 if units of the refunded part stay
--- charged, in this call or in the call that has ended the reservation, or 0 otherwise; and the
+-- Returns the first three results of `attempt_end` (guard.lua); 1 if units of the refunded part
+-- stay charged, in this call or in the call that has ended the reservation, or 0 otherwise; and the
 -- packed receipts with renewed leases.
 --
 -- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each

@@ -75,9 +75,10 @@ impl RedisStore {
     /// in the way in which the earlier call began, even if this is not `end`.
     ///
     /// At most one call returns [`ReservationStatus::Ended`]. No call does so if the completing
-    /// call has another `end` than the call that began. The returned [`Refund`] includes the refunds
-    /// of earlier calls, except for a hash slot that was migrating when an earlier call ended the
-    /// reservation there. The refund there counts as complete, because the guard was written first.
+    /// call has another `end` than the call that began. The returned [`Refund`] includes the
+    /// refunds of earlier calls, except for a hash slot that was migrating when an earlier call
+    /// ended the reservation there. The refund there counts as complete, because the guard was
+    /// written first.
     ///
     /// # Errors
     ///
