@@ -11,8 +11,9 @@ use crate::{
     twin::Kind,
 };
 
-const START: u64 = 1_700_006_400_000;
-const TTL: u64 = 60_000;
+const SECOND: u64 = 1_000_000;
+const START: u64 = 1_700_006_400 * SECOND;
+const TTL: u64 = 60 * SECOND;
 const RESERVED: u64 = 10;
 const WITHOUT_PLAN: [(&str, &str); 1] = [("user", "u")];
 const WITH_PLAN: [(&str, &str); 2] = [("user", "u"), ("plan", "pro")];
@@ -112,12 +113,12 @@ fn a_renewal_uses_the_limits_of_the_plan_after_a_reload() {
         let mut fleet = fleet(runtime, backend, pro, "renewal");
         // Two reservations of the same instant would have the same slot.
         let tokens = [0, 1].map(|at| {
-            fleet.set_clocks(START + at);
+            fleet.set_clocks(START + at * 1_000);
             fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
         });
         fleet.reload(&rules(Pro::Slots(3)));
         fleet.reset(0, 0);
-        fleet.set_clocks(START + 2);
+        fleet.set_clocks(START + 2_000);
         for token in &tokens {
             fleet.renew(fleet.len() - 1, token, TTL).unwrap();
         }
@@ -130,12 +131,12 @@ fn a_renewal_acquires_a_lost_slot_under_the_current_limits() {
     on_each_backend(|runtime, backend| {
         let mut fleet = fleet(runtime, backend, Pro::Slots(2), "lost slot");
         let tokens = [0, 1].map(|at| {
-            fleet.set_clocks(START + at);
+            fleet.set_clocks(START + at * 1_000);
             fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
         });
         fleet.reload(&rules(Pro::Slots(1)));
         fleet.reset(0, 0);
-        fleet.set_clocks(START + 2);
+        fleet.set_clocks(START + 2_000);
         let last = fleet.len() - 1;
         fleet.renew(last, &tokens[0], TTL).unwrap();
         let lost = fleet.renew(last, &tokens[1], TTL);
@@ -206,7 +207,7 @@ fn the_charges_of_removed_rules_are_refunded() {
                         "{name}"
                     );
                 } else {
-                    let elapsed = 30_000 + 6_000;
+                    let elapsed = 36 * SECOND;
                     fleet.set_clocks(START + elapsed);
                     fleet.run_tasks(elapsed);
                     assert!(fleet.is_idle(), "{name}");
