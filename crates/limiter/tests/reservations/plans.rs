@@ -158,6 +158,42 @@ fn a_renewal_keeps_a_held_slot_if_the_lease_has_changed() {
     });
 }
 
+const SLOTS_AND_RATE: &str = "rules:
+  - name: slots
+    key: user
+    cost: 1
+    limits: [100/s, {algorithm: concurrency, limit: 3, lease: 30s}]
+";
+
+/// A renewal under limits that do not fit the reservation forgets no earlier renewal, so the former
+/// token still releases the slot.
+#[test]
+fn a_renewal_under_other_limits_forgets_no_earlier_renewal() {
+    on_each_backend(|runtime, backend| {
+        let mut fleet = fleet(runtime, backend, Pro::Log(20), "forgotten renewal");
+        fleet.reload(SLOTS);
+        let token = fleet
+            .reserve_entries(0, &WITHOUT_PLAN, 1, TTL)
+            .unwrap()
+            .token;
+        let last = fleet.len() - 1;
+        fleet.set_clocks(START + SECOND);
+        fleet.renew(last, &token, TTL).unwrap();
+        fleet.reload(SLOTS_AND_RATE);
+        let renewed = fleet.renew(last, &token, TTL);
+        let lost = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
+        assert_eq!(renewed.err(), backend.is_shared().then_some(lost));
+        fleet.reload(SLOTS);
+        assert_eq!(fleet.remaining_of(0, "slots", "u"), 2);
+        assert_eq!(fleet.settle(last, &token, 0).unwrap().settled, 0);
+        assert_eq!(
+            fleet.remaining_of(0, "slots", "u"),
+            3,
+            "the slot is released"
+        );
+    });
+}
+
 const LOGS: &str = "rules:
   - {name: r0, key: user, limits: [20/min]}
   - {name: slots, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 3, lease: 30s}]}

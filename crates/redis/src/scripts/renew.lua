@@ -162,6 +162,10 @@ for i = 1, ended and 0 or count do
       call('PSETEX', KEYS[i], millis, written)
     end
   end
+  if not written then
+    -- No lease was renewed, so a receipt of a former renewal is still the latest.
+    receipt = renewed[KEYS[i]] or receipt
+  end
   renewed[KEYS[i]] = receipt
   replies[i] = {is_lost and 0 or 1, cmsgpack.pack(receipt)}
 end
