@@ -16,7 +16,13 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{audit::Auditor, end::end_document, path::KeyTarget, query::Query, store_problem};
+use super::{
+    audit::Auditor,
+    end::end_document,
+    path::{KeyTarget, with_hints},
+    query::Query,
+    store_problem,
+};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
@@ -140,13 +146,8 @@ pub(super) async fn put(
     });
     auditor.record_key(EventType::BlockAdded, target, change);
     let lost = (!limiter.are_blocks_persistent()).then(|| not_kept(limiter));
-    let hints: Vec<String> = literal_asterisk(target.key)
-        .into_iter()
-        .chain(lost)
-        .collect();
-    if !hints.is_empty() {
-        document["hint"] = hints.join("; ").into();
-    }
+    let hints = [literal_asterisk(target.key), lost];
+    let document = with_hints(document, hints.into_iter().flatten());
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 

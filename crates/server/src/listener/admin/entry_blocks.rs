@@ -26,7 +26,7 @@ use super::{
     audit::Auditor,
     end::{RequestedEnd, end_document},
     on_other_thread,
-    path::no_rule,
+    path::{no_rule, with_hints},
     query::{Query, invalid_position},
 };
 
@@ -143,10 +143,8 @@ pub(super) async fn put(
          `store.memory.snapshot` to keep blocks, overrides and counters"
             .to_owned()
     });
-    let hints: Vec<String> = literal_asterisk(&target).into_iter().chain(lost).collect();
-    if !hints.is_empty() {
-        document["hint"] = hints.join("; ").into();
-    }
+    let hints = [literal_asterisk(&target), lost];
+    let document = with_hints(document, hints.into_iter().flatten());
     Ok(json(StatusCode::OK, &document))
 }
 

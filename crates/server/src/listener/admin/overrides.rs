@@ -25,7 +25,7 @@ use super::{
     audit::Auditor,
     end::{RequestedEnd, end_document},
     on_other_thread,
-    path::{KeyTarget, no_rule},
+    path::{KeyTarget, no_rule, with_hints},
     query::{Query, invalid_position},
 };
 
@@ -139,14 +139,12 @@ pub(super) async fn put(
          `store.memory.snapshot` to keep overrides and counters"
             .to_owned()
     });
-    let hints: Vec<String> = fewer_limits(&rule, &new.replacement)
-        .into_iter()
-        .chain(factor_instead_of_plan(&rule, &new.replacement))
-        .chain(lost)
-        .collect();
-    if !hints.is_empty() {
-        document["hint"] = hints.join("; ").into();
-    }
+    let hints = [
+        fewer_limits(&rule, &new.replacement),
+        factor_instead_of_plan(&rule, &new.replacement),
+        lost,
+    ];
+    let document = with_hints(document, hints.into_iter().flatten());
     Ok(json(StatusCode::OK, &document))
 }
 

@@ -184,23 +184,12 @@ impl KeyTarget<'_> {
 
     /// Adds the hint for a lookup of the key, if there is one, to `document`.
     pub(super) fn hinted(&self, document: Value, rule: &Rule) -> Value {
-        Self::with_hint(document, self.lookup_hint(rule))
+        with_hints(document, self.lookup_hint(rule))
     }
 
     /// Adds the hint about the blocked key, if there is one, to `document`.
     pub(super) fn hinted_block(&self, document: Value, rule: &Rule) -> Value {
-        Self::with_hint(document, self.hint(rule, ForeignValue::block_hint))
-    }
-
-    fn with_hint(mut document: Value, hint: Option<String>) -> Value {
-        if let (Some(hint), Value::Object(members)) = (hint, &mut document) {
-            let hint = match members.get("hint").and_then(Value::as_str) {
-                Some(other) => format!("{hint}; {other}"),
-                None => hint,
-            };
-            members.insert("hint".to_owned(), hint.into());
-        }
-        document
+        with_hints(document, self.hint(rule, ForeignValue::block_hint))
     }
 
     /// Builds a 404 response, with the hint if there is one.
@@ -253,6 +242,19 @@ fn is_network(written: &str) -> bool {
     written.split_once('/').is_some_and(|(address, bits)| {
         address.parse::<IpAddr>().is_ok() && bits.parse::<u8>().is_ok()
     })
+}
+
+/// Adds `hints` to `document`, before the hints that it already has.
+pub(super) fn with_hints(mut document: Value, hints: impl IntoIterator<Item = String>) -> Value {
+    let mut hints: Vec<String> = hints.into_iter().collect();
+    if let Value::Object(members) = &mut document
+        && !hints.is_empty()
+    {
+        let others = members.get("hint").and_then(Value::as_str);
+        hints.extend(others.map(str::to_owned));
+        members.insert("hint".to_owned(), hints.join("; ").into());
+    }
+    document
 }
 
 pub(super) fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
