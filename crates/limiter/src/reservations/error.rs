@@ -59,7 +59,10 @@ impl NotOutstanding {
             Self::Settled => {
                 "was already settled; only a settlement at the same cost can be repeated"
             }
-            Self::SlotLost => "has lost its concurrency slot, because it was renewed too late",
+            Self::SlotLost => {
+                "has lost its concurrency slot: it was renewed too late, or a reload has changed \
+                 the limits of the rule"
+            }
         }
     }
 }

@@ -172,12 +172,11 @@ impl ServerLimiter {
     ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let mut shared = self.shared_reservation(ReservationKind::Request, shared);
-        // A slot that was lost is acquired under the limits that apply now.
-        let current = shared.charges.under_current_limits(&self.rules(), now);
-        let lease = current.lease();
+        let charges = shared.charges.for_renewal(&self.rules(), now);
+        let lease = charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let until = now.after(ttl);
-        let list = current.as_charges();
+        let list = charges.as_charges();
         let reservation = shared.in_redis(&list, id, expires);
         let renewed = redis_store.renew_reservation(reservation, until, now).await;
         match renewed.map_err(ReservationError::Unavailable)? {

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use tidegate::rate_limiter::{OwnedCharges, release_slots};
-use tidegate_core::{Charge, Refund, Renewal, Span, Store, Timestamp};
+use tidegate_core::{Refund, Renewal, Span, Store, Timestamp};
 
 use super::{
     error::{NotOutstanding, ReservationError},
@@ -70,31 +70,15 @@ impl ServerLimiter {
             self.expire_locally(outstanding, now);
             return Err(NotOutstanding::Expired.into());
         }
-        // A slot that was lost is acquired under the limits that apply now. With other terms, such
-        // as another lease, the store would not find a slot that is held.
-        let current = outstanding.charges.under_current_limits(&self.rules(), now);
-        let charges = current.as_charges().into_iter();
-        let charges: Vec<Charge<'_>> = charges
-            .zip(outstanding.charges.as_charges())
-            .map(|(current, own)| {
-                if current.limits.has_terms_of(own.limits) {
-                    current
-                } else {
-                    own
-                }
-            })
-            .collect();
-        let lease = charges
-            .iter()
-            .filter_map(|charge| charge.limits.lease())
-            .min();
+        let charges = outstanding.charges.for_renewal(&self.rules(), now);
+        let lease = charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let mut renewal = Renewal::Held;
         if lease.is_some()
             && let Some(receipt) = &mut outstanding.receipt
         {
             // None of the charges is in Redis, so renewing never waits.
-            let renewed = Store::renew(self, &charges, receipt, now).ready();
+            let renewed = Store::renew(self, &charges.as_charges(), receipt, now).ready();
             renewal = renewed.unwrap_or(Renewal::Unknown);
         }
         let outstanding = outstanding.renewed(now.after(ttl));

@@ -105,20 +105,27 @@ fn the_plan_of_the_request_applies_after_an_override_has_ended() {
     });
 }
 
+/// Makes two reservations with the plan, changes the plan to `reloaded`, and loses both slots.
+/// Returns the tokens.
+fn reserve_and_lose_two_slots(fleet: &mut Fleet<'_>, reloaded: Pro) -> [String; 2] {
+    // Two reservations of the same instant would have the same slot.
+    let tokens = [0, 1].map(|at| {
+        fleet.set_clocks(START + at * 1_000);
+        fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
+    });
+    fleet.reload(&rules(reloaded));
+    fleet.reset(0, 0);
+    fleet.set_clocks(START + 2_000);
+    tokens
+}
+
 /// A renewal acquires lost slots under the limits of the plan.
 #[test]
 fn a_renewal_uses_the_limits_of_the_plan_after_a_reload() {
     on_each_backend(|runtime, backend| {
         let pro = Pro::Slots(2);
         let mut fleet = fleet(runtime, backend, pro, "renewal");
-        // Two reservations of the same instant would have the same slot.
-        let tokens = [0, 1].map(|at| {
-            fleet.set_clocks(START + at * 1_000);
-            fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
-        });
-        fleet.reload(&rules(Pro::Slots(3)));
-        fleet.reset(0, 0);
-        fleet.set_clocks(START + 2_000);
+        let tokens = reserve_and_lose_two_slots(&mut fleet, Pro::Slots(3));
         for token in &tokens {
             fleet.renew(fleet.len() - 1, token, TTL).unwrap();
         }
@@ -130,13 +137,7 @@ fn a_renewal_uses_the_limits_of_the_plan_after_a_reload() {
 fn a_renewal_acquires_a_lost_slot_under_the_current_limits() {
     on_each_backend(|runtime, backend| {
         let mut fleet = fleet(runtime, backend, Pro::Slots(2), "lost slot");
-        let tokens = [0, 1].map(|at| {
-            fleet.set_clocks(START + at * 1_000);
-            fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token
-        });
-        fleet.reload(&rules(Pro::Slots(1)));
-        fleet.reset(0, 0);
-        fleet.set_clocks(START + 2_000);
+        let tokens = reserve_and_lose_two_slots(&mut fleet, Pro::Slots(1));
         let last = fleet.len() - 1;
         fleet.renew(last, &tokens[0], TTL).unwrap();
         let lost = fleet.renew(last, &tokens[1], TTL);
@@ -158,39 +159,50 @@ fn a_renewal_keeps_a_held_slot_if_the_lease_has_changed() {
     });
 }
 
-const SLOTS_AND_RATE: &str = "rules:
-  - name: slots
-    key: user
-    cost: 1
-    limits: [100/s, {algorithm: concurrency, limit: 3, lease: 30s}]
-";
-
-/// A renewal under limits that do not fit the reservation forgets no earlier renewal, so the former
-/// token still releases the slot.
+/// A reload adds a limit to a rule, removes one, or changes an algorithm. A renewal still renews what
+/// was reserved, whether the slot is held or was lost, and the settlement gives everything back.
 #[test]
-fn a_renewal_under_other_limits_forgets_no_earlier_renewal() {
+fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
+    const CONCURRENCY: &str = "{algorithm: concurrency, limit: 3, lease: 30s}";
+    let rules = |limits: &str| {
+        format!("rules: [{{name: r0, key: user, cost: 1, limits: [{limits}]}}]")
+            .replace("SLOTS", CONCURRENCY)
+    };
     on_each_backend(|runtime, backend| {
-        let mut fleet = fleet(runtime, backend, Pro::Log(20), "forgotten renewal");
-        fleet.reload(SLOTS);
-        let token = fleet
-            .reserve_entries(0, &WITHOUT_PLAN, 1, TTL)
-            .unwrap()
-            .token;
-        let last = fleet.len() - 1;
-        fleet.set_clocks(START + SECOND);
-        fleet.renew(last, &token, TTL).unwrap();
-        fleet.reload(SLOTS_AND_RATE);
-        let renewed = fleet.renew(last, &token, TTL);
-        let lost = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
-        assert_eq!(renewed.err(), backend.is_shared().then_some(lost));
-        fleet.reload(SLOTS);
-        assert_eq!(fleet.remaining_of(0, "slots", "u"), 2);
-        assert_eq!(fleet.settle(last, &token, 0).unwrap().settled, 0);
-        assert_eq!(
-            fleet.remaining_of(0, "slots", "u"),
-            3,
-            "the slot is released"
-        );
+        let cases = [
+            ("SLOTS", "SLOTS, 100/s"),
+            ("SLOTS, 100/s", "SLOTS"),
+            (
+                "SLOTS, 20/min",
+                "SLOTS, {algorithm: fixed_window, limit: 20, window: 1min}",
+            ),
+            ("20/min", "20/min, SLOTS"),
+            ("20/min", "SLOTS"),
+        ];
+        for (before, after) in cases {
+            for is_reset in [false, true] {
+                let name = format!("{before} to {after}, {is_reset}");
+                let mut fleet = fleet(runtime, backend, Pro::Log(20), &name);
+                fleet.reload(&rules(before));
+                let all = fleet.remaining(0, 0);
+                let former = fleet
+                    .reserve_entries(0, &WITHOUT_PLAN, 1, TTL)
+                    .unwrap()
+                    .token;
+                let last = fleet.len() - 1;
+                fleet.set_clocks(START + SECOND);
+                fleet.renew(last, &former, TTL).unwrap();
+                fleet.reload(&rules(after));
+                if is_reset {
+                    fleet.reset(0, 0);
+                }
+                fleet.set_clocks(START + 2 * SECOND);
+                fleet.renew(last, &former, TTL).unwrap();
+                assert_eq!(fleet.settle(last, &former, 0).unwrap().settled, 0, "{name}");
+                fleet.reload(&rules(before));
+                assert_eq!(fleet.remaining(0, 0), all, "{name}");
+            }
+        }
     });
 }
 

@@ -7,7 +7,9 @@ use tidegate_core::{
     Algorithm, Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Rate,
     Refund, Renewal, Settlement, Span, Timestamp,
 };
-use tidegate_redis::{RedisReservation, RedisStore, ReservationEnd, ReservationStatus};
+use tidegate_redis::{
+    RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus,
+};
 
 use crate::{START, differential::strategies::Kind, server::Server};
 
@@ -137,10 +139,7 @@ impl Both {
         Timestamp::from_micros(self.case.base + micros)
     }
 
-    async fn reserve(
-        &self,
-        charge: Charge<'_>,
-    ) -> (tidegate_core::Receipt, tidegate_redis::RedisReceipt) {
+    async fn reserve(&self, charge: Charge<'_>) -> (tidegate_core::Receipt, RedisReceipt) {
         self.redis.pin_clock(self.at(0));
         let (_, here) = self.memory.reserve(&[charge], self.at(0), &mut Vec::new());
         let there = self.redis.reserve(&[charge], &mut Vec::new()).await;
@@ -266,13 +265,7 @@ async fn a_renewal_that_a_settlement_overtakes_acquires_no_slot() {
         store.pin_clock(at(0));
         let (_, mut receipt) = store.reserve(&charges, &mut Vec::new()).await.unwrap();
         let former = receipt.clone();
-        let reservation = RedisReservation {
-            id: [7; 16],
-            expires: at(30),
-            charges: &charges,
-            receipt: &former,
-            former_keys: &[],
-        };
+        let reservation = reservation_of(&charges, &former, at(30));
         let renewed = store.renew_reservation(reservation, at(40), at(1)).await;
         assert_eq!(renewed, Ok(ReservationStatus::Outstanding(at(40))));
         let settlements = |_| vec![Settlement { unused: 1 }];
@@ -336,6 +329,60 @@ async fn a_lease_that_was_renewed_without_the_guard_is_found() {
             assert_eq!(ended.await, Ok(ReservationStatus::Ended(Refund::Complete)));
             assert_eq!(free().await, 2, "all slots are free");
         }
+    }
+}
+
+/// A renewal under limits of another number renews no lease. It must not replace the receipt of an
+/// earlier renewal in the guard, because the former token needs that receipt to release the slot.
+#[tokio::test]
+async fn a_renewal_that_finds_no_lease_forgets_no_earlier_renewal() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let at = |seconds: u64| Timestamp::from_micros(START + seconds * 1_000_000);
+        let lease = Span::from_secs(60);
+        let slots = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
+        let rate = "100/s".parse::<Limit>().unwrap();
+        let lists = [vec![slots.clone()], vec![slots, rate]];
+        let [limits, others] = lists.map(|list| Limits::new(list).unwrap());
+        let [charge, other] =
+            [&limits, &others].map(|limits| [Charge::new(b"key", limits, Cost::ONE).unwrap()]);
+        store.pin_clock(at(0));
+        let (_, reserved) = store.reserve(&charge, &mut Vec::new()).await.unwrap();
+        for (seconds, charges, renewal) in [(1, &charge, Renewal::Held), (2, &other, Renewal::Lost)]
+        {
+            store.pin_clock(at(seconds));
+            let reservation = reservation_of(charges, &reserved, at(100));
+            let mut receipt = reserved.clone();
+            let renewed = store
+                .renew_leases_of_reservation(reservation, at(100), at(seconds), &mut receipt)
+                .await;
+            assert_eq!(renewed, Ok(renewal));
+        }
+        let settlements = |_| vec![Settlement { unused: 1 }];
+        let reservation = reservation_of(&charge, &reserved, at(100));
+        let end = ReservationEnd::Settled(0);
+        let ended = store.end_reservation(reservation, settlements, end, at(3));
+        assert_eq!(ended.await, Ok(ReservationStatus::Ended(Refund::Complete)));
+        let mut outcomes = Vec::new();
+        store
+            .check(&charge, Effect::Look, &mut outcomes)
+            .await
+            .unwrap();
+        assert_eq!(outcomes[0].remaining, 1, "the slot is free");
+    }
+}
+
+fn reservation_of<'r>(
+    charges: &'r [Charge<'r>],
+    receipt: &'r RedisReceipt,
+    expires: Timestamp,
+) -> RedisReservation<'r> {
+    RedisReservation {
+        id: [7; 16],
+        expires,
+        charges,
+        receipt,
+        former_keys: &[],
     }
 }
 

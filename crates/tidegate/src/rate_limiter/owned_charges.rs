@@ -130,6 +130,21 @@ impl OwnedCharges {
         }
     }
 
+    /// Returns the charges, in the same order, under the limits with which their leases are renewed.
+    /// These are the limits that apply at `now`, which also decide whether a lost slot can be
+    /// acquired again. Under other rates, windows or leases, the store could not find the slots, so
+    /// such a charge keeps its limits.
+    #[must_use]
+    pub fn for_renewal(&self, rules: &Arc<RuleSet>, now: Timestamp) -> Self {
+        let mut renewed = self.under_current_limits(rules, now);
+        for (charge, own) in renewed.list.iter_mut().zip(&self.list) {
+            if !charge.limits.has_terms_of(&own.limits) {
+                charge.limits = Arc::clone(&own.limits);
+            }
+        }
+        renewed
+    }
+
     /// Creates charges with the given keys, limits and costs, such as those of Envoy's descriptors.
     /// The created charges belong to no rules.
     #[must_use]
