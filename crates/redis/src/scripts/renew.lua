@@ -124,7 +124,9 @@ local function renew_leases(program, value, states, receipt, renewed_receipt, le
   return table.concat(written), till, is_lost
 end
 
-local guard, replies, renewed, ended, expires = KEYS[count + 1], {}, {}, nil, nil
+-- Redis does not roll back a script, so every operation that can fail happens before the first
+-- write.
+local guard, replies, writes, renewed, ended, expires = KEYS[count + 1], {}, {}, {}, nil, nil
 if guard then
   local packed
   ended, expires, packed = read_guard(guard, ARGV[3])
@@ -155,12 +157,7 @@ for i = 1, ended and 0 or count do
   if till > 0 then
     written = close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
     till = max(till, ledger_until(ledger))
-    local millis, ttl = floor((till - now) / 1000) + slack, call('PTTL', KEYS[i])
-    if ttl == -1 or ttl > millis then
-      call('SET', KEYS[i], written, 'KEEPTTL')
-    else
-      call('PSETEX', KEYS[i], millis, written)
-    end
+    writes[#writes + 1] = {key = KEYS[i], value = written, till = till}
   end
   if not written then
     -- No lease was renewed, so a receipt of a former renewal is still the latest.
@@ -171,5 +168,14 @@ for i = 1, ended and 0 or count do
 end
 if guard and not ended then
   write_guard(guard, string.format('%.0f', expires) .. '\0' .. cmsgpack.pack(renewed), tonumber(ARGV[4]))
+end
+for i = 1, #writes do
+  local key, value, till = writes[i].key, writes[i].value, writes[i].till
+  local millis, ttl = floor((till - now) / 1000) + slack, call('PTTL', key)
+  if ttl == -1 or ttl > millis then
+    call('SET', key, value, 'KEEPTTL')
+  else
+    call('PSETEX', key, millis, value)
+  end
 end
 return replies

@@ -372,6 +372,42 @@ async fn a_renewal_that_finds_no_lease_forgets_no_earlier_renewal() {
     }
 }
 
+/// The script fails at the second of two keys. The first lease must not have been renewed, because
+/// neither the receipt nor the guard contains its new start.
+#[tokio::test]
+async fn a_renewal_that_fails_renews_no_lease() {
+    for server in Server::each() {
+        let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
+        let at = |seconds: u64| Timestamp::from_micros(START + seconds * 1_000_000);
+        let lease = Span::from_secs(60);
+        let slots = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
+        let limits = Limits::new(vec![slots]).unwrap();
+        let charges = [&b"a"[..], b"b"].map(|key| Charge::new(key, &limits, Cost::ONE).unwrap());
+        store.pin_clock(at(0));
+        let (_, reserved) = store.reserve(&charges, &mut Vec::new()).await.unwrap();
+        let reservation = reservation_of(&charges, &reserved, at(100));
+
+        server.command(&["RENAME", "tg:b", "saved"]);
+        server.command(&["LPUSH", "tg:b", "a value of another type"]);
+        store.pin_clock(at(1));
+        let mut receipt = reserved.clone();
+        let renewed = store.renew_leases_of_reservation(reservation, at(100), at(1), &mut receipt);
+        assert!(renewed.await.is_err());
+        assert_eq!(receipt.parts(), reserved.parts());
+        server.command(&["RENAME", "saved", "tg:b"]);
+
+        let settlements = |_| vec![Settlement { unused: 1 }; 2];
+        let end = ReservationEnd::Settled(0);
+        let ended = store.end_reservation(reservation, settlements, end, at(2));
+        assert_eq!(ended.await, Ok(ReservationStatus::Ended(Refund::Complete)));
+        let mut outcomes = Vec::new();
+        let look = store.check(&charges, Effect::Look, &mut outcomes);
+        look.await.unwrap();
+        let free: Vec<u64> = outcomes.iter().map(|outcome| outcome.remaining).collect();
+        assert_eq!(free, [1, 1], "both slots are free");
+    }
+}
+
 fn reservation_of<'r>(
     charges: &'r [Charge<'r>],
     receipt: &'r RedisReceipt,
