@@ -251,10 +251,10 @@ impl ServerLimiter {
         let ended = redis_store.end_reservation(reservation, settlements, end, now);
         match ended.await? {
             ReservationStatus::Ended(_) => {}
-            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_), _) => {
                 return Ok(self.settled_before());
             }
-            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            ReservationStatus::EndedBefore(ReservationEnd::Expired, _)
             | ReservationStatus::Expired
             | ReservationStatus::Outstanding(_) => {
                 return Ok(self.not_outstanding(&NotOutstanding::Expired.into()));

@@ -174,7 +174,7 @@ impl ServerLimiter {
         // killed.
         if let Ok(
             ReservationStatus::Ended(_)
-            | ReservationStatus::EndedBefore(_)
+            | ReservationStatus::EndedBefore(..)
             | ReservationStatus::Expired,
         ) = status
         {
@@ -187,12 +187,12 @@ impl ServerLimiter {
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
             // Another server has settled the reservation.
-            Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost))) => {
+            Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost), _)) => {
                 let final_charges = FinalCharges::new(&outstanding.charges, cost);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
             // An earlier call has ended the reservation, but its reply was lost.
-            Ok(ReservationStatus::EndedBefore(_) | ReservationStatus::Expired) => {
+            Ok(ReservationStatus::EndedBefore(..) | ReservationStatus::Expired) => {
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
             Ok(ReservationStatus::Outstanding(until)) => {

@@ -349,7 +349,7 @@ impl ServerLimiter {
                 release_slots(&self.waiters, &reservation.charges, None);
                 OrphanResult::Ended(id)
             }
-            Ok(ReservationStatus::EndedBefore(_) | ReservationStatus::Expired) => {
+            Ok(ReservationStatus::EndedBefore(..) | ReservationStatus::Expired) => {
                 OrphanResult::Ended(id)
             }
             Ok(ReservationStatus::Outstanding(until)) => {

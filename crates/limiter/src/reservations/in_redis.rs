@@ -100,23 +100,27 @@ impl ServerLimiter {
             let ended = redis_store.end_reservation(reservation, settlements, end, now);
             ended.await.map_err(ReservationError::Unavailable)?
         };
-        let refund = match status {
-            // Nothing is refunded to charges without limits whose rules this server does not have.
-            ReservationStatus::Ended(_) if !shared.of_removed_rules.is_empty() => {
-                Refund::Incomplete
-            }
-            ReservationStatus::Ended(refund) => refund,
+        let (refund, is_repeated) = match status {
+            ReservationStatus::Ended(refund) => (refund, false),
             // An earlier call with the same cost has ended the reservation, but the reply was lost.
-            ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
-                return Ok((0, Refund::Complete));
+            ReservationStatus::EndedBefore(end, refund) if end == ReservationEnd::Settled(cost) => {
+                (refund, true)
             }
-            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_), _) => {
                 return Err(NotOutstanding::Settled.into());
             }
-            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            ReservationStatus::EndedBefore(ReservationEnd::Expired, _)
             | ReservationStatus::Expired
             | ReservationStatus::Outstanding(_) => return Err(NotOutstanding::Expired.into()),
         };
+        // Nothing is refunded to charges without limits whose rules this server does not have.
+        let refund = match shared.of_removed_rules.is_empty() {
+            true => refund,
+            false => Refund::Incomplete,
+        };
+        if is_repeated {
+            return Ok((0, refund));
+        }
         self.end_own_part(&shared.charges, id, cost, now);
         let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
         Ok((excess.await, refund))
@@ -181,10 +185,10 @@ impl ServerLimiter {
         let renewed = redis_store.renew_reservation(reservation, until, now).await;
         match renewed.map_err(ReservationError::Unavailable)? {
             ReservationStatus::Outstanding(_) => {}
-            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_), _) => {
                 return Err(NotOutstanding::Settled.into());
             }
-            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            ReservationStatus::EndedBefore(ReservationEnd::Expired, _)
             | ReservationStatus::Expired
             | ReservationStatus::Ended(_) => return Err(NotOutstanding::Expired.into()),
         }

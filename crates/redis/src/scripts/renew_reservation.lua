@@ -6,14 +6,15 @@
 -- ARGV[3]  the new instant
 -- ARGV[4]  how long to keep the guard, in milliseconds
 --
--- Returns the first two results of `attempt_end` (guard.lua).
+-- Returns the first two results of `attempt_end` (guard.lua); 0; and 1 if the reservation has ended
+-- and units stay charged, or 0 otherwise.
 -- (guard.lua)
-local ended, number, renewed = read_guard(KEYS[1], ARGV[2])
+local ended, number, renewed, stays_charged = read_guard(KEYS[1], ARGV[2])
 if ended then
-  return {ended, number}
+  return {ended, number, 0, stays_charged and 1 or 0}
 elseif number <= tonumber(ARGV[1]) then
-  return {EXPIRED, number}
+  return {EXPIRED, number, 0, 0}
 end
 local receipts = renewed ~= '' and '\0' .. renewed or ''
 write_guard(KEYS[1], ARGV[3] .. receipts, tonumber(ARGV[4]))
-return {OUTSTANDING, tonumber(ARGV[3])}
+return {OUTSTANDING, tonumber(ARGV[3]), 0, 0}

@@ -19,8 +19,9 @@ pub enum ReservationEnd {
 pub enum ReservationStatus {
     /// The call has ended the reservation. The field is whether all unused units were refunded.
     Ended(Refund),
-    /// An earlier call has already ended the reservation in this way.
-    EndedBefore(ReservationEnd),
+    /// An earlier call has already ended the reservation in this way. The second field is whether
+    /// all unused units were refunded.
+    EndedBefore(ReservationEnd, Refund),
     /// The reservation has expired. The call has not refunded the reservation.
     Expired,
     /// The reservation is outstanding until the instant.
@@ -41,7 +42,7 @@ pub(super) struct GuardReply {
 }
 
 /// Decodes the reply of a script that reads or changes a guard. A script that refunds nothing
-/// returns only the status and its number.
+/// returns no receipts.
 pub(super) fn guard_reply(reply: Reply) -> Result<GuardReply, StoreError> {
     decode_guard_reply(reply).ok_or_else(StoreError::unexpected_reply)
 }
@@ -51,16 +52,15 @@ fn decode_guard_reply(reply: Reply) -> Option<GuardReply> {
         return None;
     };
     let mut parts = parts.into_iter();
-    let [status, number] = [parts.next()?, parts.next()?].map(|part| decode::integer(&part));
-    let optional = |part: Option<Reply>| part.map_or(Some(0), |part| decode::integer(&part));
-    let (guard_ttl_ms, stays_charged) = (optional(parts.next())?, optional(parts.next())?);
-    let refund = match stays_charged {
+    let mut integer = || decode::integer(&parts.next()?);
+    let (status, number, guard_ttl_ms) = (integer()?, integer()?, integer()?);
+    let refund = match integer()? {
         0 => Refund::Complete,
         _ => Refund::Incomplete,
     };
-    let status = match (status?, number?) {
-        (0, 0) => ReservationStatus::EndedBefore(ReservationEnd::Expired),
-        (0, cost) => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
+    let status = match (status, number) {
+        (0, 0) => ReservationStatus::EndedBefore(ReservationEnd::Expired, refund),
+        (0, cost) => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1), refund),
         (1, _) => ReservationStatus::Ended(refund),
         (2, _) => ReservationStatus::Expired,
         (3, until) => ReservationStatus::Outstanding(Timestamp::from_micros(until)),

@@ -99,7 +99,7 @@ impl RedisStore {
         let in_first = self.end_in_slot(&call).await?;
         let (actual_end, mut refund) = match in_first.status {
             ReservationStatus::Ended(refund) => (end, refund),
-            ReservationStatus::EndedBefore(before) => (before, in_first.refund),
+            ReservationStatus::EndedBefore(before, refund) => (before, refund),
             ReservationStatus::Expired | ReservationStatus::Outstanding(_) => {
                 return Ok(in_first.status);
             }
@@ -122,7 +122,7 @@ impl RedisStore {
             ReservationStatus::Ended(_) if actual_end == end => {
                 ReservationStatus::Ended(refund.and(in_last.refund))
             }
-            _ => ReservationStatus::EndedBefore(actual_end),
+            _ => ReservationStatus::EndedBefore(actual_end, refund.and(in_last.refund)),
         })
     }
 
@@ -136,9 +136,9 @@ impl RedisStore {
         let in_slot = self.end_in_slot(call).await?;
         match in_slot.status {
             ReservationStatus::Ended(_) => Ok(in_slot),
-            ReservationStatus::EndedBefore(before) if before == end => Ok(in_slot),
+            ReservationStatus::EndedBefore(before, _) if before == end => Ok(in_slot),
             // A repeated call would get the same reply until the guard expires.
-            ReservationStatus::EndedBefore(before) => {
+            ReservationStatus::EndedBefore(before, _) => {
                 tracing::warn!(
                     "a reservation has ended differently in two hash slots: {end:?} and \
                      {before:?}; Redis has probably lost a key in a failover or by eviction"

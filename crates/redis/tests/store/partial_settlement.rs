@@ -248,20 +248,20 @@ async fn a_partial_settlement_is_completed() {
     assert_eq!(ended, Ok(ENDED), "the caller charges the excess once");
     assert_eq!(fixture.counted(&repeated).await, [2, 2]);
     let ended = fixture.end(&repeated, Settled(2), 3).await;
-    assert_eq!(ended, Ok(EndedBefore(Settled(2))));
+    assert_eq!(ended, Ok(EndedBefore(Settled(2), Refund::Complete)));
 
     // The holder repeats the call with another cost.
     let changed = fixture.reserve(2).await;
     fixture.end_without(&changed, 1, Settled(2), 1).await;
     let ended = fixture.end(&changed, Settled(5), 2).await;
-    assert_eq!(ended, Ok(EndedBefore(Settled(2))));
+    assert_eq!(ended, Ok(EndedBefore(Settled(2), Refund::Complete)));
     assert_eq!(fixture.counted(&changed).await, [2, 2]);
 
     // The holder does not repeat the call, and the reservation expires.
     let abandoned = fixture.reserve(3).await;
     fixture.end_without(&abandoned, 1, Settled(2), 29).await;
     let ended = fixture.end(&abandoned, Expired, 30).await;
-    assert_eq!(ended, Ok(EndedBefore(Settled(2))));
+    assert_eq!(ended, Ok(EndedBefore(Settled(2), Refund::Complete)));
     assert_eq!(fixture.counted(&abandoned).await, [2, 2]);
 
     // The first hash slot decides. Without its node, nothing changes.
@@ -276,7 +276,7 @@ async fn a_partial_settlement_is_completed() {
     let expired = fixture.reserve(5).await;
     fixture.end_without(&expired, 1, Expired, 30).await;
     let ended = fixture.end(&expired, Settled(2), 29).await;
-    assert_eq!(ended, Ok(EndedBefore(Expired)));
+    assert_eq!(ended, Ok(EndedBefore(Expired, Refund::Complete)));
     assert_eq!(fixture.counted(&expired).await, [0, 0]);
 }
 
@@ -360,7 +360,7 @@ async fn units_that_stay_charged_in_an_earlier_call_are_reported() {
         };
         let ended = fixture.end(&reserved, end, 2).await;
         assert_eq!(ended, Ok(ReservationStatus::Ended(refund)), "{changed:?}");
-        let before = Ok(ReservationStatus::EndedBefore(end));
+        let before = Ok(ReservationStatus::EndedBefore(end, refund));
         assert_eq!(fixture.end(&reserved, end, 3).await, before);
     }
 }
@@ -422,7 +422,10 @@ async fn one_of_two_concurrent_calls_ends_a_reservation() {
         .unwrap();
     let second = fixture.end(&reserved, end, 1).await;
     assert_eq!(second, Ok(ENDED));
-    assert_eq!(first.await, Ok(ReservationStatus::EndedBefore(end)));
+    assert_eq!(
+        first.await,
+        Ok(ReservationStatus::EndedBefore(end, Refund::Complete))
+    );
     assert_eq!(fixture.counted(&reserved).await, [2, 2]);
 }
 
@@ -450,7 +453,7 @@ async fn different_ends_in_two_hash_slots_are_not_counted_as_an_end() {
     assert_eq!(ended, Ok(ENDED));
     assert_eq!(fixture.ask_guard(&reserved, 0, "DEL"), 1);
     let ended = fixture.end(&reserved, ReservationEnd::Expired, 30).await;
-    let before = ReservationStatus::EndedBefore(ReservationEnd::Expired);
+    let before = ReservationStatus::EndedBefore(ReservationEnd::Expired, Refund::Complete);
     assert_eq!(ended, Ok(before));
     assert_eq!(fixture.counted(&reserved).await[1], 2);
 }
@@ -515,7 +518,7 @@ async fn completing_another_end_drops_the_cached_denials() {
         vec![Settlement { unused }; 2]
     };
     let ended = node.end_reservation(reservation, settlements, ReservationEnd::Expired, at(30));
-    let before = ReservationStatus::EndedBefore(settled);
+    let before = ReservationStatus::EndedBefore(settled, Refund::Complete);
     assert_eq!(ended.await, Ok(before));
     let mut admitted = vec![charges[1]];
     let request = StoreRequest::new(&mut admitted, at(30), Effect::Charge);

@@ -201,14 +201,15 @@ async fn a_receipt_of_other_algorithms_refunds_and_renews_nothing() {
                 former_keys: &[],
             };
             let (settlements, end) = (|_| vec![refund], ReservationEnd::Settled(0));
-            let ended = redis.end_reservation(reservation, settlements, end, at(200));
-            let ended = ended.await;
-            assert_eq!(
-                ended,
-                Ok(ReservationStatus::Ended(expected)),
-                "{}",
-                case.key
-            );
+            let end_it = || redis.end_reservation(reservation, settlements, end, at(200));
+            let ended = ReservationStatus::Ended(expected);
+            assert_eq!(end_it().await, Ok(ended), "{}", case.key);
+            let before = ReservationStatus::EndedBefore(end, expected);
+            assert_eq!(end_it().await, Ok(before), "{}", case.key);
+            let renewed = redis.renew_reservation(reservation, at(900), at(200));
+            assert_eq!(renewed.await, Ok(before), "{}", case.key);
+            let read = redis.read_guard(reservation);
+            assert_eq!(read.await, Ok(Some(before)), "{}", case.key);
             same(&redis, &memory, &charges, at(200), Effect::Look).await;
             same(&redis, &memory, &charges, at(300), Effect::Charge).await;
         }
