@@ -159,23 +159,25 @@ fn a_renewal_keeps_a_held_slot_if_the_lease_has_changed() {
     });
 }
 
+const CONCURRENCY: &str = "{algorithm: concurrency, limit: 3, lease: 30s}";
+const WINDOW: &str = "{algorithm: fixed_window, limit: 20, window: 1min}";
+
+/// Returns a rules file with one rule. In `limits`, `SLOTS` and `WINDOW` stand for limits.
+fn rules_with(limits: &str) -> String {
+    format!("rules: [{{name: r0, key: user, cost: 1, limits: [{limits}]}}]")
+        .replace("SLOTS", CONCURRENCY)
+        .replace("WINDOW", WINDOW)
+}
+
 /// A reload adds a limit to a rule, removes one, or changes an algorithm. A renewal still renews what
 /// was reserved, whether the slot is held or was lost, and the settlement gives everything back.
 #[test]
 fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
-    const CONCURRENCY: &str = "{algorithm: concurrency, limit: 3, lease: 30s}";
-    let rules = |limits: &str| {
-        format!("rules: [{{name: r0, key: user, cost: 1, limits: [{limits}]}}]")
-            .replace("SLOTS", CONCURRENCY)
-    };
     on_each_backend(|runtime, backend| {
         let cases = [
             ("SLOTS", "SLOTS, 100/s"),
             ("SLOTS, 100/s", "SLOTS"),
-            (
-                "SLOTS, 20/min",
-                "SLOTS, {algorithm: fixed_window, limit: 20, window: 1min}",
-            ),
+            ("SLOTS, 20/min", "SLOTS, WINDOW"),
             ("20/min", "20/min, SLOTS"),
             ("20/min", "SLOTS"),
         ];
@@ -183,7 +185,7 @@ fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
             for is_reset in [false, true] {
                 let name = format!("{before} to {after}, {is_reset}");
                 let mut fleet = fleet(runtime, backend, Pro::Log(20), &name);
-                fleet.reload(&rules(before));
+                fleet.reload(&rules_with(before));
                 let all = fleet.remaining(0, 0);
                 let former = fleet
                     .reserve_entries(0, &WITHOUT_PLAN, 1, TTL)
@@ -192,15 +194,50 @@ fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
                 let last = fleet.len() - 1;
                 fleet.set_clocks(START + SECOND);
                 fleet.renew(last, &former, TTL).unwrap();
-                fleet.reload(&rules(after));
+                fleet.reload(&rules_with(after));
                 if is_reset {
                     fleet.reset(0, 0);
                 }
                 fleet.set_clocks(START + 2 * SECOND);
                 fleet.renew(last, &former, TTL).unwrap();
                 assert_eq!(fleet.settle(last, &former, 0).unwrap().settled, 0, "{name}");
-                fleet.reload(&rules(before));
+                fleet.reload(&rules_with(before));
                 assert_eq!(fleet.remaining(0, 0), all, "{name}");
+            }
+        }
+    });
+}
+
+/// A reload changes the number of limits, or an algorithm, and a request uses the new limits. Then
+/// the slot cannot be found any more: a renewal reports that it is lost, and it stays held until its
+/// lease ends, even if another reload undoes the change.
+#[test]
+fn a_slot_is_lost_after_a_request_under_a_changed_rule() {
+    on_each_backend(|runtime, backend| {
+        for (before, after) in [
+            ("SLOTS", "SLOTS, 100/s"),
+            ("SLOTS, 100/s", "SLOTS"),
+            ("SLOTS, 20/min", "SLOTS, WINDOW"),
+        ] {
+            for is_undone in [false, true] {
+                let name = format!("lost {before} to {after}, {is_undone}");
+                let mut fleet = fleet(runtime, backend, Pro::Log(20), &name);
+                fleet.reload(&rules_with(before));
+                let reserve = fleet.reserve_entries(0, &WITHOUT_PLAN, 1, TTL);
+                let token = reserve.unwrap().token;
+                fleet.reload(&rules_with(after));
+                fleet.set_clocks(START + SECOND);
+                assert!(fleet.check_entries(0, &WITHOUT_PLAN, 1, Effect::Charge));
+                if is_undone {
+                    fleet.reload(&rules_with(before));
+                }
+                let last = fleet.len() - 1;
+                let lost = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
+                assert_eq!(fleet.renew(last, &token, TTL), Err(lost), "{name}");
+                assert_eq!(fleet.settle(last, &token, 0).unwrap().settled, 0, "{name}");
+                assert_eq!(fleet.remaining(0, 0), 1, "{name}");
+                fleet.set_clocks(START + 30 * SECOND);
+                assert_eq!(fleet.remaining(0, 0), 2, "the lease has ended: {name}");
             }
         }
     });
