@@ -93,7 +93,7 @@ impl Shard {
     ) -> Renewal {
         // If the charge's limits have since been replaced by limits whose states have other units
         // of measure, the slots cannot be found.
-        if charge.limits.fingerprint() != charged.fingerprint {
+        if !charge.limits.has_terms_of_charge(charged) {
             return Renewal::Lost;
         }
         // Treat an expired entry like a missing entry, because expired entries can be removed at
@@ -182,7 +182,7 @@ impl Shard {
         let entry = &mut self.entries[number];
         // If the charge's limits have since been replaced by limits whose states have other units
         // of measure, change nothing.
-        if limits.fingerprint() != charged.fingerprint {
+        if !limits.has_terms_of_charge(charged) {
             return without_units;
         }
         let is_unclamped = entry.is_unclamped();
@@ -201,6 +201,7 @@ impl Shard {
         };
         let ledger = &mut self.cold.ledger;
         let is_same = fingerprint == charged.fingerprint
+            && limits.is_alike(&key_state)
             && !ledger.is_converted_since(charge.key, charged, now);
         let refund = if is_same {
             let shift = |number| ledger.shift_since(charge.key, number, charged, now);

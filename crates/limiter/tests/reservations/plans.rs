@@ -180,6 +180,8 @@ fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
             ("SLOTS, 20/min", "SLOTS, WINDOW"),
             ("20/min", "20/min, SLOTS"),
             ("20/min", "SLOTS"),
+            // The window is as long as the lease.
+            ("20/30s", "SLOTS"),
         ];
         for (before, after) in cases {
             for is_reset in [false, true] {
@@ -239,6 +241,24 @@ fn a_slot_is_lost_after_a_request_under_a_changed_rule() {
                 fleet.set_clocks(START + 30 * SECOND);
                 assert_eq!(fleet.remaining(0, 0), 2, "the lease has ended: {name}");
             }
+        }
+    });
+}
+
+/// A log becomes a concurrency limit whose lease is as long as the window. After a request, the
+/// units of the reservation cannot be found, and the reply says so.
+#[test]
+fn units_of_a_log_that_became_slots_are_not_reported_as_released() {
+    on_each_backend(|runtime, backend| {
+        for (before, after) in [("20/30s", "SLOTS"), ("20/30s, WINDOW", "SLOTS, WINDOW")] {
+            let fleet = fleet(runtime, backend, Pro::Log(20), &format!("{before} {after}"));
+            fleet.reload(&rules_with(before));
+            let reserve = fleet.reserve_entries(0, &WITHOUT_PLAN, 1, TTL);
+            let token = reserve.unwrap().token;
+            fleet.reload(&rules_with(after));
+            assert!(fleet.check_entries(0, &WITHOUT_PLAN, 1, Effect::Charge));
+            let settled = fleet.settle(fleet.len() - 1, &token, 0).unwrap();
+            assert_eq!((settled.settled, settled.released), (0, 0), "{before}");
         }
     });
 }

@@ -130,10 +130,10 @@ if not outdated then
     -- The table is created with the usual number of elements, because growing a table is more
     -- expensive.
     local states, number = {'', '', '', ''}, 0
-    local marks = effect == 'reserve' and {now, charge.ledger}
+    local marks, kernels = effect == 'reserve' and {now, charge.ledger}, 0
     while at <= #program do
       local kernel, denies, state, till = byte(program, at), nil, nil, nil
-      number = number + 1
+      number, kernels = number + 1, 8 * kernels + kernel
       if defers and mode == CHARGE and (kernel == LOG or kernel == LEASE or kernel == BUCKETS) then
         deferred[#deferred + 1] = {charge = charge, number = number, at = at, position = position}
         at, position, denies = evaluate(kernel, program, at + 2, value, position, PEEK)
@@ -153,7 +153,7 @@ if not outdated then
         expires = till
       end
     end
-    charge.states, charge.expires, charge.marks = states, expires, marks
+    charge.states, charge.expires, charge.marks, charge.kernels = states, expires, marks, kernels
     admitted = admitted and (charge.is_shadow or not charge.denies)
   end
 end
@@ -241,8 +241,12 @@ end
 
 if effect == 'reserve' then
   for i = 1, count do
-    local charge = charges[i]
-    reply[2 + count + i] = admitted and not charge.denies and cmsgpack.pack(charge.marks) or ''
+    local charge, receipt = charges[i], ''
+    if admitted and not charge.denies then
+      charge.marks[#charge.marks + 1] = charge.kernels
+      receipt = cmsgpack.pack(charge.marks)
+    end
+    reply[2 + count + i] = receipt
   end
 end
 return reply

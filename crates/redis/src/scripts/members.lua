@@ -48,11 +48,11 @@ open_numbers[WEIGHTED] = function(program, at)
   return {cost = cost}, behind
 end
 
--- Parses a program into a table with the header of the value, the shadow mode of the rule, and the
--- members.
+-- Parses a program into a table with the header of the value, the shadow mode of the rule, the
+-- members, and the algorithms of the members (refund.lua).
 local function open_program(program)
   local is_shadow, _, head_bytes, at = struct_unpack(PROGRAM, program)
-  local head, members = sub(program, at, at + head_bytes - 1), {}
+  local head, members, kernels = sub(program, at, at + head_bytes - 1), {}, 0
   at = at + head_bytes
   while at <= #program do
     local kernel, denials = byte(program, at, at + 1)
@@ -60,6 +60,7 @@ local function open_program(program)
     member, at = open_numbers[kernel](program, at + 2)
     member.kernel, member.denials = kernel, denials
     members[#members + 1] = member
+    kernels = 8 * kernels + kernel
   end
-  return {head = head, is_shadow = is_shadow == 1, members = members}
+  return {head = head, is_shadow = is_shadow == 1, members = members, kernels = kernels}
 end

@@ -16,7 +16,8 @@
 -- packed receipts with renewed leases.
 --
 -- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
--- state, …}. The mark identifies the charge in the state.
+-- state, …, the algorithms}. The mark identifies the charge in the state. The algorithms of the
+-- states are the digits of an octal number.
 --
 -- The refund ledger is a part of the value. The ledger records when it was created. For each GCRA
 -- limit of the key, it also records the total time by which refunds have since moved later requests

@@ -2,7 +2,7 @@
 -- again if a slot is free, and is lost otherwise. A key whose states have all expired counts as
 -- deleted, even if Redis still stores it. The limits under which such a key was stored do not
 -- matter. Unexpired states keep their leases if the algorithms are the same, even if the parameters
--- differ. If the receipt has leases in other positions than the limits, the leases are lost.
+-- differ. If the receipt is of other algorithms than the limits, the leases are lost.
 --
 -- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its
 --          guard. A reservation that has ended is not renewed, and all its leases count as lost

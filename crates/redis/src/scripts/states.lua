@@ -73,17 +73,22 @@ end
 -- the parameters.
 local MARK_BYTES = {[INTERVAL] = 15, [WINDOW] = 14, [LOG] = 7, [BUCKETS] = 15, [WEIGHTED] = 15, [LEASE] = 7}
 
--- Returns whether a receipt has a mark for each limit in the parsed `program`, and marks of leases
--- (and logs) in the same positions. If not, the rule's limits have changed since the charge, and
--- the leases of the receipt cannot be found.
+-- Returns whether a receipt has a mark for each limit in the parsed `program`, and the algorithms
+-- are the same. If not, the rule's limits have changed since the charge, and the charge cannot be
+-- found. A receipt of an earlier version does not contain the algorithms, so it must have marks of
+-- leases and logs in the positions of leases and logs.
 local function has_marks_of(program, receipt)
-  for number = 1, #program.members do
+  local count, kernels = #program.members, receipt[#receipt]
+  if type(kernels) == 'number' then
+    return #receipt == 3 + count and kernels == program.kernels
+  end
+  for number = 1, count do
     local kernel, mark = program.members[number].kernel, receipt[2 + number]
     if not mark or (#mark == MARK_BYTES[LEASE]) ~= (kernel == LOG or kernel == LEASE) then
       return false
     end
   end
-  return #receipt == 2 + #program.members
+  return #receipt == 2 + count
 end
 
 -- Removes up to `units` units that were charged at `since` from a sliding window log, starting with

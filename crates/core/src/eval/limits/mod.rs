@@ -9,7 +9,10 @@ mod state;
 pub use self::state::DrainTimes;
 pub(crate) use self::state::{FormerState, LoadedState, UndoRecord};
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    mem::discriminant,
+    sync::{Arc, OnceLock},
+};
 
 use self::{history::TermsHistory, shares::ShareCache};
 use crate::{
@@ -261,10 +264,16 @@ impl Limits {
     }
 
     /// Returns whether a state of `other` does not have to be converted for these limits, because
-    /// both have the same rates, windows and leases.
+    /// both have the same algorithms, rates, windows and leases.
     #[must_use]
     pub fn has_terms_of(&self, other: &Self) -> bool {
+        let [own, others] = [self, other].map(|limits| limits.groups.iter());
+        let mut kernels = own
+            .zip(others)
+            .map(|(own, other)| (&own.kernel, &other.kernel));
+        // A log and a lease of the same length have the same fingerprint.
         self.fingerprint == other.fingerprint
+            && kernels.all(|(own, other)| discriminant(own) == discriminant(other))
     }
 
     /// Returns a digest of all parameters. Limits that can lead to different decisions have

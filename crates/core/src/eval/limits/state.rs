@@ -252,6 +252,18 @@ impl Limits {
             .collect()
     }
 
+    /// Returns whether `charged` was charged under limits with the same
+    /// [terms](crate::algorithm::Terms). If not, the charge cannot be found.
+    pub(crate) fn has_terms_of_charge(&self, charged: &ChargeRecord) -> bool {
+        let mut marks = self.groups.iter().zip(&charged.marks);
+        // A log and a lease of the same length have the same fingerprint, but other marks.
+        let fits = |(group, mark): (&LimitGroup, &Option<Mark>)| {
+            let is_lease = matches!(group.kernel, Kernel::Lease(_));
+            mark.is_none_or(|mark| matches!(mark, Mark::HeldSince(_)) == is_lease)
+        };
+        self.fingerprint == charged.fingerprint && marks.all(fits)
+    }
+
     /// Refunds the unused part of a charge to `key_state` and releases its concurrency slots.
     ///
     /// With GCRA, a refund makes later charges drain earlier. For each limit group, the function
@@ -324,7 +336,7 @@ impl Limits {
 
     /// Returns whether `key_state` was written by the same algorithms as these limits, whatever
     /// their parameters.
-    fn is_alike(&self, key_state: &KeyState) -> bool {
+    pub(crate) fn is_alike(&self, key_state: &KeyState) -> bool {
         let states = key_state.states();
         let mut groups = self.groups.iter().zip(states);
         states.len() == self.groups.len()

@@ -109,8 +109,8 @@ impl RedisStore {
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
-    /// - If the limits in `charges` have another number of limits, or concurrency limits in other
-    ///   places, than when the charge was made, nothing is refunded or released.
+    /// - If `charges` have another number of limits, or other algorithms, than when the charge was
+    ///   made, nothing is refunded or released.
     /// - After a reset of the key, the charge can no longer be refunded. However, if another client
     ///   charges the same key at the same instant or in the same window, the store cannot
     ///   distinguish the two charges, and refunds the charge of the other client.
