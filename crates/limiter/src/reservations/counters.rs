@@ -18,7 +18,7 @@ use super::{
     final_charges::FinalCharges,
     random_id,
     table::{OutstandingReservation, ReservationPermit},
-    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenHead},
+    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents, TokenHead},
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
@@ -160,11 +160,12 @@ impl ServerLimiter {
         cost: u64,
     ) -> Result<CounterSettlement, ReservationError> {
         let keys = &self.reservations.keys;
-        let Some(contents) = keys.open(token, ReservationKind::Counters) else {
+        let contents = keys.open(token, ReservationKind::Counters);
+        let Some(TokenContents { head, charges }) = contents else {
             return Ok(self.not_outstanding(&ReservationError::Invalid));
         };
-        let (id, cost) = (contents.id, cost.min(bounds::MAX_COUNT));
-        match contents.charges {
+        let (id, cost) = (head.id, cost.min(bounds::MAX_COUNT));
+        match charges {
             TokenCharges::None => Ok(self.unknown_counters()),
             TokenCharges::OnServer => self.settle_own_counters(id, limits_of, cost),
             TokenCharges::InRedis(shared) => {
@@ -174,7 +175,7 @@ impl ServerLimiter {
                 let list = charges.as_charges();
                 let reservation = RedisReservation {
                     id,
-                    expires: contents.expires,
+                    expires: head.expires,
                     charges: &list,
                     receipt: &receipt,
                     former_keys: &[],

@@ -312,14 +312,14 @@ impl ServerLimiter {
                 OrphanResult::Skipped(id)
             };
         };
-        let expires = contents.expires;
-        let reservation = self.shared_reservation(contents.kind, charges);
+        let TokenHead { kind, expires, .. } = contents.head;
+        let reservation = self.shared_reservation(kind, charges);
         if is_late {
             let charges = reservation.charges.as_charges();
             let in_redis = reservation.in_redis(&charges, id, expires);
             return match redis_store.store().read_guard(in_redis).await {
                 Ok(Some(ReservationStatus::Outstanding(until))) => {
-                    contents.expires = until;
+                    contents.head.expires = until;
                     OrphanResult::Renewed(entry_of(&contents, now))
                 }
                 Ok(Some(_)) => OrphanResult::Ended(id),
@@ -332,8 +332,7 @@ impl ServerLimiter {
         // Another service with the same prefix may have another `on_expiry`, so a server that has
         // none of the rules leaves the reservation to others.
         let mut rules = reservation.charges.with_rules().map(|(_, rule)| rule);
-        let is_foreign =
-            contents.kind == ReservationKind::Request && rules.all(|rule| rule.is_none());
+        let is_foreign = kind == ReservationKind::Request && rules.all(|rule| rule.is_none());
         if is_foreign || reservation.charges.list().is_empty() {
             return OrphanResult::Skipped(id);
         }
@@ -353,7 +352,7 @@ impl ServerLimiter {
                 OrphanResult::Ended(id)
             }
             Ok(ReservationStatus::Outstanding(until)) => {
-                contents.expires = until;
+                contents.head.expires = until;
                 OrphanResult::Renewed(entry_of(&contents, now))
             }
             Err(error) => orphan_failed(&error),
@@ -400,7 +399,12 @@ fn decode_entry(value: &[u8]) -> Option<(TokenContents, Vec<SharedCharge>)> {
 }
 
 fn entry_of(contents: &TokenContents, now: Timestamp) -> ExpiryQueueEntry {
-    entry(contents.id, contents.expires, contents.encode(), now)
+    entry(
+        contents.head.id,
+        contents.head.expires,
+        contents.encode(),
+        now,
+    )
 }
 
 fn entry(

@@ -344,14 +344,9 @@ impl ServerLimiter {
     ) -> Result<SettledReservation, ReservationError> {
         let keys = &self.reservations.keys;
         let contents = keys.open(token, ReservationKind::Request);
-        let TokenContents {
-            kind: _,
-            id,
-            expires,
-            cost: reserved,
-            charges,
-        } = contents.ok_or(ReservationError::Invalid)?;
-        let (now, reserved, cost) = (self.now(), reserved.units(), cost.min(bounds::MAX_COUNT));
+        let TokenContents { head, charges } = contents.ok_or(ReservationError::Invalid)?;
+        let TokenHead { id, expires, .. } = head;
+        let (now, reserved, cost) = (self.now(), head.cost.units(), cost.min(bounds::MAX_COUNT));
         let (uncharged, refund) = match charges {
             TokenCharges::None if expires <= now => return Err(NotOutstanding::Expired.into()),
             TokenCharges::None => (0, Refund::Complete),
@@ -403,25 +398,27 @@ impl ServerLimiter {
     async fn try_renew(&self, token: &str, ttl: Span) -> Result<Reservation, ReservationError> {
         let keys = &self.reservations.keys;
         let contents = keys.open(token, ReservationKind::Request);
-        let mut contents = contents.ok_or(ReservationError::Invalid)?;
+        let TokenContents { head, charges } = contents.ok_or(ReservationError::Invalid)?;
+        let TokenHead { id, expires, .. } = head;
         let (now, ttl) = (self.now(), ttl.min(self.reservations.settings.max_ttl));
-        let expires_in = match &mut contents.charges {
-            TokenCharges::None if contents.expires <= now => {
-                return Err(NotOutstanding::Expired.into());
+        let (expires_in, charges) = match charges {
+            TokenCharges::None if expires <= now => return Err(NotOutstanding::Expired.into()),
+            TokenCharges::None => (ttl, TokenCharges::None),
+            TokenCharges::OnServer => {
+                let ttl = self.renew_locally(&id, now, ttl)?;
+                (ttl, TokenCharges::OnServer)
             }
-            TokenCharges::None => ttl,
-            TokenCharges::OnServer => self.renew_locally(&contents.id, now, ttl)?,
             TokenCharges::InRedis(shared) => {
-                let charges = std::mem::take(shared);
-                let (id, expires) = (contents.id, contents.expires);
-                let (ttl, renewed) = self.renew_in_redis(charges, id, expires, now, ttl).await?;
-                *shared = renewed;
-                ttl
+                let (ttl, renewed) = self.renew_in_redis(shared, id, expires, now, ttl).await?;
+                (ttl, TokenCharges::InRedis(renewed))
             }
         };
-        contents.expires = now.after(expires_in);
+        let head = TokenHead {
+            expires: now.after(expires_in),
+            ..head
+        };
         Ok(Reservation {
-            token: self.reservations.keys.seal(&contents),
+            token: keys.seal(&TokenContents { head, charges }),
             expires_in,
         })
     }

@@ -139,16 +139,18 @@ impl ServerLimiter {
             return false;
         };
         let Some(TokenContents {
-            kind,
-            id,
-            expires,
+            head,
             charges: TokenCharges::InRedis(shared),
-            ..
         }) = TokenContents::decode(contents)
         else {
             return false;
         };
-        let now = self.now();
+        let (
+            now,
+            TokenHead {
+                kind, id, expires, ..
+            },
+        ) = (self.now(), head);
         let (charges, receipts) = moved_charges(&self.rules(), kind, shared, now);
         let Some(receipt) = Receipt::from_moved(&receipts) else {
             return false;

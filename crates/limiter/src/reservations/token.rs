@@ -105,19 +105,16 @@ pub(super) enum ChargesHolder<'r> {
 pub(super) struct TokenHead {
     pub(super) kind: ReservationKind,
     pub(super) id: ReservationId,
+    /// The instant at which the reservation expires, unless it has since been renewed.
     pub(super) expires: Timestamp,
+    /// The cost of the request.
     pub(super) cost: Cost,
 }
 
 /// The contents of a token.
 #[derive(Debug)]
 pub(super) struct TokenContents {
-    pub(super) kind: ReservationKind,
-    pub(super) id: ReservationId,
-    /// The instant at which the reservation expires, unless it has since been renewed.
-    pub(super) expires: Timestamp,
-    /// The cost of the request.
-    pub(super) cost: Cost,
+    pub(super) head: TokenHead,
     pub(super) charges: TokenCharges,
 }
 
@@ -288,7 +285,7 @@ impl TokenKeys {
         if !is_sealed {
             return None;
         }
-        TokenContents::decode(contents).filter(|contents| contents.kind == kind)
+        TokenContents::decode(contents).filter(|contents| contents.head.kind == kind)
     }
 }
 
@@ -373,12 +370,7 @@ impl TokenHead {
 
 impl TokenContents {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let head = TokenHead {
-            kind: self.kind,
-            id: self.id,
-            expires: self.expires,
-            cost: self.cost,
-        };
+        let head = &self.head;
         match &self.charges {
             TokenCharges::None => head.encode(NOTHING),
             TokenCharges::OnServer => head.encode(ON_SERVER),
@@ -438,13 +430,13 @@ impl TokenContents {
             [ON_SERVER] => TokenCharges::OnServer,
             _ => TokenCharges::InRedis(shared),
         };
-        input.0.is_empty().then_some(Self {
+        let head = TokenHead {
             kind,
             id,
             expires,
             cost,
-            charges,
-        })
+        };
+        input.0.is_empty().then_some(Self { head, charges })
     }
 }
 
@@ -464,12 +456,18 @@ mod tests {
 
     use super::{super::in_redis::shared_charges, *};
 
-    fn contents() -> TokenContents {
-        TokenContents {
+    fn head(cost: Cost) -> TokenHead {
+        TokenHead {
             kind: ReservationKind::Request,
             id: [7; 16],
             expires: Timestamp::from_micros(1_700_000_000_000_000),
-            cost: Cost::new(2_000).unwrap(),
+            cost,
+        }
+    }
+
+    fn contents() -> TokenContents {
+        TokenContents {
+            head: head(Cost::new(2_000).unwrap()),
             charges: TokenCharges::InRedis(vec![SharedCharge {
                 charge: StoredCharge {
                     key: b"\xF9rule-key".as_slice().into(),
@@ -505,30 +503,21 @@ mod tests {
         let (keys, parts) = (TokenKeys::new("secret"), vec![vec![1, 2, 3]]);
         for entries in [&[("user", "u1")][..], &[("user", "u2"), ("plan", "pro")]] {
             let (request, mut scratch) = (Request::new(entries, Cost::ONE), Scratch::default());
-            let expires = Timestamp::from_micros(1_700_000_000_000_000);
-            let request = request.unwrap();
-            let charges = rules.charges(&request, expires, &mut scratch);
+            let (request, head) = (request.unwrap(), head(Cost::ONE));
+            let charges = rules.charges(&request, head.expires, &mut scratch);
             let charges = OwnedCharges::new(&rules, &charges.unwrap()).with_plans_of(&request);
-            let head = TokenHead {
-                kind: ReservationKind::Request,
-                id: [7; 16],
-                expires,
-                cost: Cost::ONE,
-            };
+            let token = keys.seal_new(&head, &charges, ChargesHolder::Redis(&parts));
             let contents = TokenContents {
-                kind: head.kind,
-                id: head.id,
-                expires,
-                cost: head.cost,
+                head,
                 charges: TokenCharges::InRedis(shared_charges(&charges, &parts)),
             };
-            let token = keys.seal_new(&head, &charges, ChargesHolder::Redis(&parts));
+            let head = &contents.head;
             assert_eq!(token, keys.seal(&contents));
             let opened = open(&keys, &token).unwrap();
             assert_eq!(keys.seal(&opened), token);
             let charged = charges.to_stored().remove(0);
             assert_eq!(charged.plan.is_some(), entries.len() == 2);
-            let sealed = |holder| open(&keys, &keys.seal_new(&head, &charges, holder)).unwrap();
+            let sealed = |holder| open(&keys, &keys.seal_new(head, &charges, holder)).unwrap();
             let nothing = sealed(ChargesHolder::None).charges;
             assert!(matches!(nothing, TokenCharges::None));
             let on_server = sealed(ChargesHolder::Server).charges;
