@@ -17,7 +17,8 @@
 -- An entry is the end of the block in 7 bytes, followed by the note. The note is the reason for the
 -- block. If the block belongs to a rule, the note also contains the rule's name and the names of
 -- its key entries, each after a byte 255.
-local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local call, verb, key = redis.call, ARGV[3], ARGV[4]
+local now, slack = tonumber(ARGV[1]), tonumber(ARGV[2])
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]

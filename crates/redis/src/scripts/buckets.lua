@@ -22,7 +22,8 @@ if kernel == BUCKETS then
       local old, remaining = first, passed
       while remaining >= 8 do
         local a, b, c, d, e, f, g, h = struct_unpack('>I7I7I7I7I7I7I7I7', value, old)
-        total, old, remaining = total - (a + b + c + d + e + f + g + h), old + 8 * COUNT_BYTES, remaining - 8
+        total = total - (a + b + c + d + e + f + g + h)
+        old, remaining = old + 8 * COUNT_BYTES, remaining - 8
       end
       for _ = 1, remaining do
         total, old = total - struct_unpack('>I7', value, old), old + COUNT_BYTES
@@ -59,9 +60,11 @@ if kernel == BUCKETS then
         oldest = struct_unpack('>I7', counts, used)
       end
       total = limit
-      counts = string.rep('\0', used - 1) .. struct_pack('>I7', oldest - excess) .. sub(counts, used + COUNT_BYTES)
+      local partial = struct_pack('>I7', oldest - excess)
+      counts = string.rep('\0', used - 1) .. partial .. sub(counts, used + COUNT_BYTES)
     end
   end
   local expires = total > 0 and (newest + summed) * width or 0
-  return at, position, denies, struct_pack('>I7I7I7I2', newest, width, total, summed) .. counts, expires
+  local state = struct_pack('>I7I7I7I2', newest, width, total, summed) .. counts
+  return at, position, denies, state, expires
 end

@@ -21,7 +21,8 @@
 --   {4 instant outside a program's calendar windows, instant}
 -- The last three charge nothing.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
-local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
+local byte, sub = string.byte, string.sub
+local fmod, floor, max, min = math.fmod, math.floor, math.max, math.min
 local count, now, effect, slack = #KEYS, tonumber(ARGV[1]), ARGV[2], ARGV[3]
 if not now then
   local time = call('TIME')

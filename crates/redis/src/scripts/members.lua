@@ -4,8 +4,8 @@ local open_numbers = {}
 
 open_numbers[GCRA] = function(program, at)
   local lasting, tau, fraction, _, queue, _, behind = struct_unpack(GCRA_NUMBERS, program, at)
-  local member = {lasting = lasting, lasting_parts = 0, fraction = fraction, format = '>I7I1', mark_bytes = 8}
-  member.is_queue = queue == 1
+  local member = {lasting = lasting, lasting_parts = 0, fraction = fraction, is_queue = queue == 1}
+  member.format, member.mark_bytes = '>I7I1', 8
   if fraction > 1 then
     local bytes
     member.lasting_parts, _, bytes, behind = struct_unpack(GCRA_PARTS, program, behind)

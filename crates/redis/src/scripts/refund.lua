@@ -5,8 +5,8 @@
 --          guard
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  empty, or how the reservation ends (guard.lua)
--- ARGV[3]  the packed receipts with renewed leases; empty if the guard is a key of the call, because
---          the guard contains them
+-- ARGV[3]  the packed receipts with renewed leases; empty if the guard is a key of the call,
+--          because the guard contains them
 -- ARGV[4…] three arguments for each charge: the program with which it was charged; its receipt,
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
@@ -24,8 +24,10 @@
 -- forward. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
-local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
-local now, count, guard, guard_value, guard_ttl, renewed = tonumber(ARGV[1]), #KEYS, nil, nil, 0, ARGV[3]
+local byte, sub = string.byte, string.sub
+local fmod, floor, max, min = math.fmod, math.floor, math.max, math.min
+local now, count, renewed = tonumber(ARGV[1]), #KEYS, ARGV[3]
+local guard, guard_value, guard_ttl = nil, nil, 0
 -- (guard.lua)
 if ARGV[2] ~= '' then
   guard = KEYS[count]
@@ -66,7 +68,8 @@ end
 -- the charge. The remaining work is also at least the time from now to the end of the charge, where
 -- earlier refunds have moved the end forward.
 refund[GCRA] = function(member, part, value, position, mark, since, shift)
-  local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
+  local fraction, format = member.fraction, member.format
+  local lasting, lasting_rest = member.lasting, member.lasting_parts
   local most, most_rest = part.lasting, part.lasting_parts
   local function exact(bytes, at)
     if fraction > 1 then
@@ -107,7 +110,8 @@ refund[GCRA] = function(member, part, value, position, mark, since, shift)
     arrival, rest = now, 0
   end
   -- The lead of the charge is kept, because it is at least the lead of the remaining state.
-  local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
+  local state = fraction > 1 and struct_pack(format, arrival, rest, lead)
+    or struct_pack('>I7I1', arrival, lead)
   -- No request comes after the last request, so there is nothing to move forward.
   local advance = is_last and 0 or remaining + (remaining_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), advance
@@ -150,19 +154,23 @@ refund[WINDOW] = function(_, part, value, position, mark)
 end
 
 refund[LOG] = function(_, part, value, position, mark)
-  local longest, entry_count, windows, base, windows_at = struct_unpack('>I7I4I1I3', value, position)
+  local longest, entry_count, windows, base, windows_at =
+    struct_unpack('>I7I4I1I3', value, position)
   local first = windows_at + WINDOW_BYTES * windows
   local since = struct_unpack('>I7', mark)
-  local entries, base_then, _, _, move_window = remove_units(value, first, entry_count, base, since, part.cost, 0)
+  local entries, base_then, _, _, move_window =
+    remove_units(value, first, entry_count, base, since, part.cost, 0)
   local new_count = #entries / ENTRY_BYTES
   local state = {struct_pack('>I7I4I1I3', longest, new_count, windows, base_then)}
   for w = 1, windows do
-    local head, before = move_window(struct_unpack('>I4I3', value, windows_at + WINDOW_BYTES * (w - 1)))
+    local at = windows_at + WINDOW_BYTES * (w - 1)
+    local head, before = move_window(struct_unpack('>I4I3', value, at))
     local begins = head < new_count and struct_unpack('>I7', entries, 1 + ENTRY_BYTES * head) or 0
     state[1 + w] = struct_pack('>I4I3I7', head, before, begins)
   end
   state[2 + windows] = entries
-  local expires = new_count > 0 and struct_unpack('>I7', entries, 1 + ENTRY_BYTES * (new_count - 1)) + longest or 0
+  local last_at = 1 + ENTRY_BYTES * (new_count - 1)
+  local expires = new_count > 0 and struct_unpack('>I7', entries, last_at) + longest or 0
   return table.concat(state), expires
 end
 
@@ -174,7 +182,8 @@ end
 refund[BUCKETS] = function(member, part, value, position, mark)
   local width, cost = member.width, part.cost
   local newest, _, total, bucket_count, first = struct_unpack('>I7I7I7I2', value, position)
-  local counts, back = sub(value, first, first + 7 * bucket_count - 1), newest - struct_unpack('>I7', mark)
+  local counts = sub(value, first, first + 7 * bucket_count - 1)
+  local back = newest - struct_unpack('>I7', mark)
   if back >= 0 and back < bucket_count then
     local at = 1 + 7 * (bucket_count - 1 - back)
     local counted = struct_unpack('>I7', counts, at)
@@ -235,8 +244,11 @@ local stays_charged = false
 -- Returns three results: the states of `value` after the refund; the instant at which all states
 -- have expired; and the new ledger, or nil if nothing was added to it. `renewed_receipt` is the
 -- receipt with renewed leases in the guard, or nil.
-local function refund_states(program, receipt, renewed_receipt, unused, value, states, is_same, ledger)
-  local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
+local function refund_states(
+  program, receipt, renewed_receipt, unused, value, states, is_same, ledger
+)
+  local parts = unused == '' and program.members
+    or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
   local written, expires, sums, entries = {}, 0, {}, 0
   is_same = is_same and not is_converted_since(ledger, ledger_then)
@@ -310,7 +322,8 @@ for i = 1, count do
         refund_states(program, receipt, renewed_receipt, unused, value, states, is_same, ledger)
       ledger = new_ledger or ledger
       local is_empty = expires <= now and not block_end and ledger == ''
-      written = is_empty and '' or close_value(sub(value, 1, first - 1) .. written, block_end, ledger)
+      written = sub(value, 1, first - 1) .. written
+      written = is_empty and '' or close_value(written, block_end, ledger)
       writes[#writes + 1] = {key = KEYS[i], value = written, has_new_ledger = new_ledger ~= nil}
     elseif value ~= '' and unused ~= 'leases' and has_units(program) then
       -- The state or the receipt has other algorithms, so the charge cannot be found in the state.

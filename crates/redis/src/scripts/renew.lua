@@ -16,7 +16,8 @@
 -- Returns for each charge {1 if all leases are held or 0 if one is lost, the new receipt}.
 -- `refund.lua` describes receipts.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
-local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
+local byte, sub = string.byte, string.sub
+local fmod, floor, max, min = math.fmod, math.floor, math.max, math.min
 local now, slack, count = tonumber(ARGV[1]), tonumber(ARGV[2]), (#ARGV - 4) / 3
 if not now then
   local time = call('TIME')
@@ -84,7 +85,8 @@ local function renew_log(value, start, since, units, limit)
     end
   end
   local total = count > 0 and select(2, entry(count - 1)) or base
-  local entries, base_then, removed, raised = remove_units(value, first, count, base, since, units, oldest)
+  local entries, base_then, removed, raised =
+    remove_units(value, first, count, base, since, units, oldest)
   total = total + raised - removed
   local others = (total - base_then) % TURN
   if removed < units and (units > limit or others > limit - units) then
@@ -98,7 +100,8 @@ local function renew_log(value, start, since, units, limit)
   end
   entries = table.concat(added)
   local window_state = struct_pack('>I4I3I7', 0, base_then, (struct_unpack('>I7', entries)))
-  return struct_pack('>I7I4I1I3', longest, #entries / ENTRY_BYTES, 1, base_then) .. window_state .. entries, at + longest, at
+  local head = struct_pack('>I7I4I1I3', longest, #entries / ENTRY_BYTES, 1, base_then)
+  return head .. window_state .. entries, at + longest, at
 end
 
 -- Returns three results: the states of `value` with the leases of `receipt` renewed; the end of the
@@ -167,7 +170,8 @@ for i = 1, ended and 0 or count do
   replies[i] = {is_lost and 0 or 1, cmsgpack.pack(receipt)}
 end
 if guard and not ended then
-  write_guard(guard, string.format('%.0f', expires) .. '\0' .. cmsgpack.pack(renewed), tonumber(ARGV[4]))
+  local state = string.format('%.0f', expires) .. '\0' .. cmsgpack.pack(renewed)
+  write_guard(guard, state, tonumber(ARGV[4]))
 end
 for i = 1, #writes do
   local key, value, till = writes[i].key, writes[i].value, writes[i].till

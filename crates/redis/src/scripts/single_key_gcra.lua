@@ -44,7 +44,8 @@ if after <= tau then
     local written = front .. struct.pack('>I7I1', now + after, lead)
     call('PSETEX', key, math.floor(math.max(after, ledger_until - now) / 1000) + slack, written)
   else
-    call('PSETEX', key, math.floor(after / 1000) + slack, struct.pack('>c4I7I1', head, now + after, lead))
+    local state = struct.pack('>c4I7I1', head, now + after, lead)
+    call('PSETEX', key, math.floor(after / 1000) + slack, state)
   end
 elseif ahead > tau then
   -- (lead.lua)

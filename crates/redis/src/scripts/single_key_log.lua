@@ -130,7 +130,8 @@ if count > fewest then
       passed = point.number
     end
   end
-  value_before = head .. struct_pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
+  local state = struct_pack('>I7I4I1I3', longest, #entries, 0, fewest_base)
+  value_before = head .. state .. table.concat(entries)
 end
 if denied then
   return struct_pack('>I7', now) .. value_before
@@ -179,7 +180,8 @@ if in_place then
   call('SETRANGE', key, upto, added)
   call('PEXPIRE', key, millis)
 else
-  local entries = is_long and upto > from and call('GETRANGE', key, from, upto - 1) or sub(value, from + 1, upto)
+  local entries = is_long and upto > from and call('GETRANGE', key, from, upto - 1)
+    or sub(value, from + 1, upto)
   call('PSETEX', key, millis, header .. entries .. added)
 end
 return struct_pack('>I7', now) .. value_before

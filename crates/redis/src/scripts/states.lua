@@ -71,7 +71,9 @@ end
 
 -- The length in bytes of a mark in a receipt (refund.lua). The length of a mark of GCRA depends on
 -- the parameters.
-local MARK_BYTES = {[INTERVAL] = 15, [WINDOW] = 14, [LOG] = 7, [BUCKETS] = 15, [WEIGHTED] = 15, [LEASE] = 7}
+local MARK_BYTES = {
+  [INTERVAL] = 15, [WINDOW] = 14, [LOG] = 7, [BUCKETS] = 15, [WEIGHTED] = 15, [LEASE] = 7,
+}
 
 -- Returns whether a receipt has a mark for each limit in the parsed `program`, and the algorithms
 -- are the same. If not, the rule's limits have changed since the charge, and the charge cannot be
@@ -134,7 +136,8 @@ local function remove_units(value, first, count, base, since, units, oldest)
       return
     end
     while from + 4 <= upto do
-      local a_at, a, b_at, b, c_at, c, d_at, d = struct_unpack('>I7I3I7I3I7I3I7I3', value, first + ENTRY_BYTES * from)
+      local at = first + ENTRY_BYTES * from
+      local a_at, a, b_at, b, c_at, c, d_at, d = struct_unpack('>I7I3I7I3I7I3I7I3', value, at)
       a, b, c, d = (a + by) % TURN, (b + by) % TURN, (c + by) % TURN, (d + by) % TURN
       pieces[#pieces + 1] = struct_pack('>I7I3I7I3I7I3I7I3', a_at, a, b_at, b, c_at, c, d_at, d)
       from = from + 4
