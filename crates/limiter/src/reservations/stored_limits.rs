@@ -38,14 +38,12 @@ const COUNTS_DENIED: u8 = 1;
 /// The flag of a limit that counts denied requests at their full cost.
 const COUNTS_IN_FULL: u8 = 2;
 
-/// Encodes `limits`.
-pub(super) fn encode(limits: &Limits) -> Vec<u8> {
-    let mut bytes =
-        vec![flag(limits.is_shadow(), IN_SHADOW) | flag(limits.skips_denials(), SKIPS_DENIALS)];
+/// Appends the encoded `limits` to `bytes`.
+pub(super) fn encode_to(bytes: &mut Vec<u8>, limits: &Limits) {
+    bytes.push(flag(limits.is_shadow(), IN_SHADOW) | flag(limits.skips_denials(), SKIPS_DENIALS));
     for limit in limits.iter() {
-        push_limit(&mut bytes, limit);
+        push_limit(bytes, limit);
     }
-    bytes
 }
 
 /// Decodes limits, or returns them from the cache; `None` if they have another format.
@@ -293,6 +291,12 @@ rules:
     limits:
       - {algorithm: sliding_window_counter, limit: 9, window: 1min, buckets: 6, strict: false}
 ";
+
+    fn encode(limits: &Limits) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode_to(&mut bytes, limits);
+        bytes
+    }
 
     fn assert_same(limits: &Limits) {
         let encoded = encode(limits);

@@ -63,7 +63,7 @@ const TAG_BYTES: usize = 32;
 
 /// The initial buffer size for a token, in bytes. Most tokens fit into this buffer without
 /// reallocation.
-const USUAL_BYTES: usize = 192;
+const USUAL_BYTES: usize = 256;
 
 /// A random number that identifies a reservation.
 pub(super) type ReservationId = [u8; 16];
@@ -273,8 +273,11 @@ impl TokenKeys {
     /// if the reservation is of another kind.
     pub(super) fn open(&self, token: &str, kind: ReservationKind) -> Option<TokenContents> {
         // Most tokens fit into the buffer without an allocation.
-        let mut buffer = SmallVec::<[u8; USUAL_BYTES]>::new();
-        buffer.resize(base64::decoded_len_estimate(token.len()), 0);
+        let mut buffer = SmallVec::from_buf([0; USUAL_BYTES]);
+        let max_length = base64::decoded_len_estimate(token.len());
+        if max_length > USUAL_BYTES {
+            buffer.resize(max_length, 0);
+        }
         let length = BASE64_URL_SAFE_NO_PAD.decode_slice(token, &mut buffer);
         let bytes = buffer.get(..length.ok()?)?;
         let at = bytes.len().checked_sub(TAG_BYTES)?;
@@ -333,7 +336,7 @@ impl<'c> EncodedCharge<'c> {
             push_with_length(bytes, plan.as_bytes());
         }
         if let Some(limits) = self.limits {
-            push_with_length(bytes, &stored_limits::encode(limits));
+            push_with_own_length(bytes, |bytes| stored_limits::encode_to(bytes, limits));
         }
         push_with_length(bytes, self.receipt);
     }
@@ -442,12 +445,19 @@ impl TokenContents {
 
 /// Appends the length of `part` in two bytes, followed by `part`.
 fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
+    push_with_own_length(bytes, |bytes| bytes.extend_from_slice(part));
+}
+
+/// Appends a part that `push` appends, preceded by its length.
+fn push_with_own_length(bytes: &mut Vec<u8>, push: impl FnOnce(&mut Vec<u8>)) {
+    let at = bytes.len();
+    bytes.extend_from_slice(&[0; 2]);
+    push(bytes);
     // A key has at most 1,024 bytes, a plan name at most 128 bytes, and limits and a receipt have
     // some bytes for each limit of a rule.
-    let length = u16::try_from(part.len())
+    let length = u16::try_from(bytes.len() - at - 2)
         .expect("keys, plans, limits and receipts are shorter than 64 KiB");
-    bytes.extend_from_slice(&length.to_be_bytes());
-    bytes.extend_from_slice(part);
+    bytes[at..at + 2].copy_from_slice(&length.to_be_bytes());
 }
 
 #[cfg(test)]
