@@ -280,8 +280,10 @@ impl ServerLimiter {
             });
             finish(rules, &verdict, reservation)
         };
-        let decided = turn.decide_request(self, rules, request, buffers, reserve);
-        Ok(decided.await?)
+        // Awaited without a variable, which would be a second copy in the future.
+        Ok(turn
+            .decide_request(self, rules, request, buffers, reserve)
+            .await?)
     }
 
     /// Adds the reservation of an admitted request, whose charges are `charges`.

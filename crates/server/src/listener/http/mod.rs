@@ -344,9 +344,9 @@ impl ConnectionContext {
             Endpoint::Check => check::check(self, body, Effect::Charge).await,
             Endpoint::Peek => check::check(self, body, Effect::Peek).await,
             Endpoint::Throttle => throttle::throttle(self, body).await,
+            Endpoint::Reserve => reserve::reserve(self, body).await,
             // The futures are boxed because they are large and because these requests are rarer
             // than checks.
-            Endpoint::Reserve => Box::pin(reserve::reserve(self, body)).await,
             Endpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
             Endpoint::Renew => Box::pin(reserve::renew(self, body)).await,
         }

@@ -26,6 +26,10 @@ use super::{
 /// The header with the reservation token, in `/v1/authorize` responses and `/v1/settle` requests.
 pub(super) const RESERVATION: HeaderName = HeaderName::from_static("tidegate-reservation");
 
+/// The length of a reservation's JSON fields without its token, in bytes, with a number of up to 13
+/// digits.
+const MORE_BYTES: usize = 56;
+
 /// The header with the final cost, in `/v1/settle` requests.
 const COST: HeaderName = HeaderName::from_static("tidegate-cost");
 
@@ -45,13 +49,15 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
         let finish = |rules: &Arc<RuleSet>, verdict: &Verdict<'_>, reservation| {
             let now = limiter.now();
             context.observe(rules, request, verdict, now);
-            let mut body = verdict::body(verdict, RuleNames::Shown);
-            if let Some(reservation) = reservation {
-                add_reservation(&mut body, &reservation);
-            }
+            let body = match reservation {
+                Some(reservation) => body_with(verdict, &reservation),
+                None => verdict::body(verdict, RuleNames::Shown),
+            };
             context.verdict_with(body, status(verdict), verdict, now)
         };
-        let reserving = limiter.reserve(rules, scratch, request, ttl.get(), turn, finish);
+        // Each future that contains this future would have room for it several times, so it is
+        // boxed.
+        let reserving = Box::pin(limiter.reserve(rules, scratch, request, ttl.get(), turn, finish));
         let answer = if wait.get() > Span::ZERO {
             context.wait_for(reserving, || signal.cancel()).await?
         } else {
@@ -62,11 +68,14 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
     .await
 }
 
-/// Adds a reservation to a verdict, which is a JSON object.
-fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
+/// Returns the JSON document of a verdict and its reservation.
+fn body_with(verdict: &Verdict<'_>, reservation: &Reservation) -> Vec<u8> {
+    let room = reservation.token.len() + MORE_BYTES;
+    let mut body = verdict::body_with_room(verdict, RuleNames::Shown, room);
     body.pop();
     body.push(b',');
-    push_reservation(body, reservation);
+    push_reservation(&mut body, reservation);
+    body
 }
 
 /// Appends a reservation's JSON fields, followed by the closing brace of the object.

@@ -599,8 +599,7 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
             let decided = Box::pin(attempt).await?;
             return Some(decided.with_estimates(limiter.wait_queues(), charges, outcomes));
         }
-        let decided = turn.decide_once(limiter, charges, outcomes, search);
-        Some(decided.await)
+        Some(turn.decide_once(limiter, charges, outcomes, search).await)
     }
 
     /// Records that the wait of the request, if it is waiting, has ended without a decision of the

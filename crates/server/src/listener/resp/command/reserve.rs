@@ -195,8 +195,10 @@ impl Reserving<'_> {
                     }
                 }
             };
-        let reserved = limiter.reserve(rules, scratch, request, ttl, turn, finish);
-        match reserved.await {
+        match limiter
+            .reserve(rules, scratch, request, ttl, turn, finish)
+            .await
+        {
             Ok(()) => {}
             Err(error @ ReserveError::TooMany(1..)) => {
                 reject(limiter, reply, format_args!("BUSY {error}"));
