@@ -50,6 +50,8 @@ pub(crate) struct Fleet<'r> {
     runtime: &'r Runtime,
     backend: &'r Backend,
     kinds: Vec<Kind>,
+    /// Whether the limit of each rule is doubled.
+    doubled: Vec<bool>,
     on_expiry: ReservationExpiry,
     prefix: String,
     nodes: Vec<Node>,
@@ -108,13 +110,14 @@ impl<'r> Fleet<'r> {
         now: u64,
     ) -> Self {
         let counter_limits = COUNTERS.map(|(_, kind)| {
-            let rules = Config::parse(&rules(&[kind])).unwrap().rules;
+            let rules = Config::parse(&rules(&[kind], &[false])).unwrap().rules;
             Arc::clone(rules.rule("r0").unwrap().limits())
         });
         let mut fleet = Self {
             runtime,
             backend,
             kinds: kinds.to_vec(),
+            doubled: vec![false; kinds.len()],
             on_expiry,
             prefix,
             nodes: Vec::new(),
@@ -132,7 +135,9 @@ impl<'r> Fleet<'r> {
     }
 
     fn node(&self, store: MemoryStore) -> Node {
-        let rules = Config::parse(&rules(&self.kinds)).unwrap().rules;
+        let rules = Config::parse(&rules(&self.kinds, &self.doubled))
+            .unwrap()
+            .rules;
         let clock = Clock::manual(timestamp(self.now));
         let limiter = match self.backend {
             Backend::Memory => ServerLimiter::new(rules, store, clock.clone()),
@@ -274,10 +279,21 @@ impl<'r> Fleet<'r> {
         }
     }
 
+    /// Doubles the limit of the rule with this index, or restores it, on every server.
+    pub(crate) fn set_doubled(&mut self, rule: usize, is_doubled: bool) {
+        self.doubled[rule] = is_doubled;
+        self.reload(&rules(&self.kinds, &self.doubled));
+    }
+
     /// Returns the indices of the keys that a request of `user` charges.
     pub(crate) fn keys_of(&self, user: usize) -> Vec<usize> {
         let rules = 0..self.kinds.len();
         rules.map(|rule| rule * USERS.len() + user).collect()
+    }
+
+    /// Returns the kind of each rule.
+    pub(crate) fn rule_kinds(&self) -> &[Kind] {
+        &self.kinds
     }
 
     /// Returns the indices of the counters.
@@ -447,18 +463,21 @@ fn entries_of(user: usize) -> [(&'static str, &'static str); 2] {
     [("user", USERS[user]), ("device", DEVICES[user])]
 }
 
-fn rules(kinds: &[Kind]) -> String {
-    let rule = |(number, kind): (usize, &Kind)| {
+fn rules(kinds: &[Kind], doubled: &[bool]) -> String {
+    let rule = |(number, (kind, is_doubled)): (usize, (&Kind, &bool))| {
         let cost = if *kind == Kind::Slots {
             "cost: 1, "
         } else {
             ""
         };
-        let limit = kind.limit();
+        let limit = match is_doubled {
+            true => kind.doubled_limit(),
+            false => kind.limit().to_owned(),
+        };
         let (key, _) = entries_of(0)[number % 2];
         format!("  - {{name: r{number}, key: {key}, {cost}limits: [{limit}]}}\n")
     };
-    let rules: String = kinds.iter().enumerate().map(rule).collect();
+    let rules: String = kinds.iter().zip(doubled).enumerate().map(rule).collect();
     format!("rules:\n{rules}")
 }
 

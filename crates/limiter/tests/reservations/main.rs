@@ -1,5 +1,5 @@
 //! Compares the reservations of a fleet with a twin that knows only integers, over random calls,
-//! crashes and resets, on every store.
+//! crashes, resets and changes of limits, on every store.
 //!
 //! After every step, the remaining units of every key must be those of the twin, and the twin
 //! asserts that no more units are counted or reserved than a limit allows.

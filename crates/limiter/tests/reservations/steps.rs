@@ -76,6 +76,12 @@ enum Step {
         server: Index,
         key: Index,
     },
+    /// Doubles the limit of a rule, or restores it. The limits of buckets do not change, because
+    /// their rates would change as well, and then units stay charged.
+    SetDoubled {
+        rule: Index,
+        is_doubled: bool,
+    },
     /// The servers write the expiry queue, or the snapshot.
     Write,
     /// Kills a server, and starts another in its place. The server may write the expiry queue or
@@ -123,6 +129,8 @@ fn step() -> impl Strategy<Value = Step> {
         5 => millis(0, 15_000 * MILLISECOND).prop_map(Step::Pass),
         1 => millis(0, LONGEST_PAUSE - MILLISECOND).prop_map(Step::Pause),
         1 => (index(), index()).prop_map(|(server, key)| Step::Reset { server, key }),
+        2 => (index(), any::<bool>())
+            .prop_map(|(rule, is_doubled)| Step::SetDoubled { rule, is_doubled }),
         2 => Just(Step::Write),
         3 => (index(), prop::bool::weighted(0.7))
             .prop_map(|(server, writes)| Step::Kill { server, writes }),
@@ -248,6 +256,16 @@ impl Pair<'_> {
                 let key = key.index(self.twin.key_count());
                 self.fleet.reset(server.index(self.fleet.len()), key);
                 self.twin.reset(key);
+            }
+            Step::SetDoubled { rule, is_doubled } => {
+                let kinds = self.fleet.rule_kinds();
+                let rule = rule.index(kinds.len());
+                if !kinds[rule].is_bucket() {
+                    self.fleet.set_doubled(rule, *is_doubled);
+                    let first_key = rule * USERS.len();
+                    let keys = first_key..first_key + USERS.len();
+                    self.twin.set_doubled(keys, *is_doubled);
+                }
             }
             Step::Write => self.write(),
             Step::Kill { server, writes } => {

@@ -8,7 +8,7 @@
 //! - At most the level of a bucket whose charges drain as soon as possible: a refund returns at
 //!   least `cost - (time since the charge)`, in units of the leak.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 /// The limit of every kind, in units, except for slots.
 pub(crate) const LIMIT: u64 = 20;
@@ -85,6 +85,15 @@ impl Kind {
         }
     }
 
+    /// Returns twice the limit, with the same window or lease. The limit is not a bucket.
+    pub(crate) fn doubled_limit(self) -> String {
+        let limit = self.limit();
+        let doubled = limit.replace("limit: 20", "limit: 40");
+        let doubled = doubled.replace("limit: 3,", "limit: 6,");
+        assert_ne!(doubled, limit, "the rate of a bucket would change");
+        doubled
+    }
+
     fn most(self) -> u64 {
         if self == Self::Slots { SLOTS } else { LIMIT }
     }
@@ -98,6 +107,10 @@ impl Kind {
 #[derive(Clone, Debug)]
 struct Key {
     kind: Kind,
+    /// The limit.
+    most: u64,
+    /// The highest limit until now. Lowering a limit refunds nothing.
+    highest_most: u64,
     /// The units at each position: an instant, a window, or a part of a window. Empty for a bucket.
     units: BTreeMap<u64, u64>,
     /// All charges and refunds of a bucket that could have had an effect, as if the unused units
@@ -211,6 +224,8 @@ impl Key {
     fn new(kind: Kind) -> Self {
         Self {
             kind,
+            most: kind.most(),
+            highest_most: kind.most(),
             units: BTreeMap::new(),
             events: Vec::new(),
             highest: (0, 0),
@@ -277,7 +292,7 @@ impl Key {
     }
 
     fn remaining(&self, now: u64) -> Remaining {
-        let most = self.kind.most();
+        let most = self.most;
         if self.kind.is_bucket() {
             let left = |level: u64| (most * UNIT).saturating_sub(level) / UNIT;
             return Remaining {
@@ -339,6 +354,8 @@ impl Key {
         let resets = self.resets + 1;
         *self = Self {
             resets,
+            most: self.most,
+            highest_most: self.highest_most,
             ..Self::new(self.kind)
         };
     }
@@ -377,7 +394,7 @@ impl Twin {
         for key in &self.keys {
             if !key.kind.is_bucket() {
                 let (counted, one) = key.counted(self.now);
-                assert!(counted <= key.kind.most() * one, "{key:?} at {}", self.now);
+                assert!(counted <= key.highest_most * one, "{key:?} at {}", self.now);
             } else if key.resets == 0 {
                 assert!(key.lowest_level(self.now) <= LIMIT * UNIT, "{key:?}");
             }
@@ -571,6 +588,15 @@ impl Twin {
         self.keys[key].reset();
     }
 
+    /// Doubles the limit of some keys, or restores it. The units that are counted stay counted, and
+    /// are refunded as before.
+    pub(crate) fn set_doubled(&mut self, keys: Range<usize>, is_doubled: bool) {
+        for key in &mut self.keys[keys] {
+            key.most = key.kind.most() * if is_doubled { 2 } else { 1 };
+            key.highest_most = key.highest_most.max(key.most);
+        }
+    }
+
     /// Kills a server of a fleet. Other servers end those of its reservations that are in the
     /// expiry queue.
     pub(crate) fn kill(&mut self, server: usize) {
@@ -582,8 +608,13 @@ impl Twin {
     /// Restores the server with the memory store from `snapshot`.
     pub(crate) fn restore(&mut self, snapshot: &Self) {
         let (now, made_later) = (self.now, self.held.split_off(snapshot.held.len()));
+        let keys = std::mem::take(&mut self.keys);
         *self = snapshot.clone();
         self.now = now;
+        // A snapshot does not contain the rules.
+        for (key, before) in self.keys.iter_mut().zip(keys) {
+            (key.most, key.highest_most) = (before.most, before.highest_most);
+        }
         for held in &mut self.held {
             // The server has forgotten that it has settled these reservations.
             if let Some(End::Settled(_)) = held.end {
