@@ -7,9 +7,9 @@ use std::{collections::BTreeMap, thread};
 
 use proptest::prelude::*;
 use tidegate_core::{
-    Cost, Decision, Effect, Limit, MemoryBounds, MemoryStore, Outcome, Override, OverrideError,
-    OverrideTarget, Overrides, Replacement, Request, Rule, RuleSet, Scratch, Span, Timestamp,
-    bounds,
+    AlgorithmName, Cost, Decision, Effect, Limit, LimitSpec, MemoryBounds, MemoryStore, Outcome,
+    Override, OverrideError, OverrideTarget, Overrides, Replacement, Request, Rule, RuleSet,
+    Scratch, Span, Timestamp, bounds, notation,
 };
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -283,6 +283,124 @@ fn plans_follow_the_request_and_overrides_win() {
         (&*wrong.field, wrong.problem.contains("free, pro")),
         ("plan", true)
     );
+}
+
+/// Returns the rule with the plans `free` and `pro`, which the entry `tier` names.
+fn api_with_plans(free: &str, pro: &str) -> Rule {
+    let plans = vec![("free", limits(&[free])), ("pro", limits(&[pro]))];
+    api().with_plans(Some("tier"), plans).unwrap()
+}
+
+#[test]
+fn a_factor_multiplies_the_limits_of_the_plan() {
+    let fixture = Fixture::new(vec![api_with_plans("5/min", "100/min")]);
+    let quota = |customer: &str, tier: &str| {
+        let entries = [("customer", customer), ("tier", tier)];
+        let (_, outcomes) = fixture.ask(&entries, 1, Effect::Look);
+        (outcomes[0].limit, outcomes[0].remaining)
+    };
+    let pro = [("customer", "alice"), ("tier", "pro")];
+    assert_eq!(fixture.ask(&pro, 7, Effect::Charge).0, Decision::Admitted);
+    fixture.set(&["alice"], Replacement::Factor("2x".parse().unwrap()));
+    fixture.set(&["b*"], Replacement::Factor("0.5x".parse().unwrap()));
+    assert_eq!(quota("alice", "pro"), (200, 193));
+    assert_eq!(quota("alice", "free"), (10, 3));
+    assert_eq!(quota("alice", "unknown"), (20, 13));
+    assert_eq!(quota("bob", "pro"), (50, 50));
+    assert_eq!(quota("bob", "free"), (2, 2));
+    assert_eq!(quota("carol", "pro"), (100, 100));
+    // Units beyond the plan stay spent when the override ends.
+    assert_eq!(fixture.ask(&pro, 143, Effect::Charge).0, Decision::Admitted);
+    fixture.overrides.clear();
+    assert_eq!(quota("alice", "pro"), (100, 0));
+}
+
+#[test]
+fn a_factor_multiplies_the_new_limits_of_a_plan_after_a_reload() {
+    let mut fixture = Fixture::new(vec![api_with_plans("5/min", "100/min")]);
+    fixture.set(&["alice"], Replacement::Factor("2x".parse().unwrap()));
+    let entries = |tier| [("customer", "alice"), ("tier", tier)];
+    let spent = fixture.ask(&entries("pro"), 150, Effect::Charge);
+    assert_eq!(spent.0, Decision::Admitted);
+    // The rule's own limits stay the same.
+    let rules = RuleSet::build(vec![api_with_plans("6/min", "90/min")], Vec::new()).unwrap();
+    let rules = rules.inheriting_from(&fixture.rules);
+    fixture.rules = rules.with_overrides(&fixture.overrides);
+    for (tier, expected) in [("pro", (180, 30)), ("free", (12, 0)), ("", (20, 0))] {
+        let (_, outcomes) = fixture.ask(&entries(tier), 1, Effect::Look);
+        assert_eq!(
+            (outcomes[0].limit, outcomes[0].remaining),
+            expected,
+            "{tier}"
+        );
+    }
+}
+
+/// The limits of a factor are compiled once for each plan, even if a rule has many plans.
+#[test]
+fn the_multiplied_limits_of_each_plan_are_compiled_once() {
+    let quotas: Vec<u64> = (1..=200).collect();
+    let names: Vec<String> = quotas.iter().map(|quota| format!("plan-{quota}")).collect();
+    let plan = |(name, quota)| (name, limits(&[&format!("{quota}/min")]));
+    let plans = names.iter().map(String::as_str).zip(&quotas).map(plan);
+    let rule = api().with_plans(Some("tier"), plans.collect()).unwrap();
+    let fixture = Fixture::new(vec![rule]);
+    fixture.set(&["*"], Replacement::Factor("2x".parse().unwrap()));
+    let chosen = |name: &str| {
+        let entries = [("customer", "alice"), ("tier", name)];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let mut scratch = Scratch::default();
+        let charges = fixture.rules.charges(&request, START, &mut scratch);
+        let [charge] = charges.unwrap()[..] else {
+            panic!("one rule applies");
+        };
+        let limits = fixture.rules.limits_of(&charge);
+        assert!(std::ptr::eq(&*limits, charge.limits), "{name}");
+        limits
+    };
+    let first: Vec<_> = names.iter().map(|name| chosen(name)).collect();
+    for ((name, quota), limits) in names.iter().zip(&quotas).zip(&first) {
+        let quotas: Vec<u64> = limits.iter().map(Limit::quota).collect();
+        assert_eq!(quotas, [2 * quota], "{name}");
+        assert!(std::ptr::eq(&**limits, &*chosen(name)), "{name}");
+    }
+}
+
+#[test]
+fn a_factor_must_be_valid_for_each_plan() {
+    let most = format!("{}/min", bounds::MAX_COUNT);
+    let window = |text: &str| {
+        let rate = notation::rate(text).unwrap();
+        let spec = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow);
+        vec![spec.build().unwrap()]
+    };
+    let rule = Rule::new("api", window("10/min")).unwrap();
+    let rule = rule.keyed_by(&["customer"]).unwrap();
+    let plans = vec![("pro", window("100/min")), ("huge", window(&most))];
+    let rule = rule.with_plans(Some("tier"), plans).unwrap();
+    let double = Replacement::Factor("2x".parse().unwrap());
+    let target = OverrideTarget::of(&["alice"]);
+    let error = Overrides::check(&rule, &target, &double).unwrap_err();
+    let expected = format!("limits: plan huge: 2x of {most}: ");
+    assert!(error.to_string().starts_with(&expected), "{error}");
+
+    // An override that was set before the plan existed applies to the other plans.
+    let fixture = Fixture::new(vec![rule]);
+    let set = fixture
+        .overrides
+        .set("api", &target, lasting(double), START);
+    set.unwrap();
+    let quota = |tier| {
+        let (_, outcomes) = fixture.ask(&[("customer", "alice"), ("tier", tier)], 1, Effect::Look);
+        outcomes[0].limit
+    };
+    assert_eq!(
+        [quota("pro"), quota("huge"), quota("")],
+        [200, bounds::MAX_COUNT, 20]
+    );
+    let rule = fixture.rules.rule("api").unwrap();
+    let overrides = fixture.rules.overrides(rule).unwrap();
+    assert_eq!(overrides.count_inactive(rule), 1);
 }
 
 /// A client can alternate between plans, so their limits share one state. Therefore, all plans must

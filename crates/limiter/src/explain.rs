@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tidegate::rate_limiter::stretch;
 use tidegate_core::{
     Accounting, BLOCK_KEY, Block, CacheSearch, Charge, Cost, Effect, EntryBlock, EntryBlockTarget,
-    Exactness, Outcome, Override, OverrideTarget, Reason, Request, RequestError, RetryAfter, Rule,
-    RuleSet, Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
+    Exactness, Outcome, Override, OverrideTarget, Reason, Replacement, Request, RequestError,
+    RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
 };
 use tidegate_redis::StoreError;
 
@@ -51,9 +51,10 @@ pub struct ExplainedCharge<'r> {
     pub cost: Cost,
     /// Whether the rule is elastic and has headroom, so that its limits are raised.
     pub is_stretched: bool,
-    /// The plan whose limits apply; `None` without a plan, or if the limits of an override apply.
+    /// The plan whose limits apply, or are multiplied by an override's factor. `None` without a plan,
+    /// or if the limits of an override apply.
     pub plan: Option<&'r str>,
-    /// The override whose limits apply, and its target.
+    /// The override that applies, and its target.
     pub overridden: Option<(OverrideTarget, Override)>,
     /// The limits in short notation, such as `20/min`.
     pub policies: Vec<Arc<str>>,
@@ -160,11 +161,15 @@ impl ServerLimiter {
                 // was not evaluated. Evaluate the charge alone.
                 None => self.evaluate_alone(charge, now).await,
             };
+            let overrides = rules.overrides(rule);
+            let overridden = overrides.and_then(|all| all.find(rule, charge.key, now));
             let mut explained = ExplainedCharge {
                 key: values.into_iter().map(str::to_owned).collect(),
-                overridden: rules
-                    .overrides(rule)
-                    .and_then(|overrides| overrides.find(rule, charge.key, now)),
+                plan: match overridden.as_ref().map(|(_, found)| &found.replacement) {
+                    Some(Replacement::Factor(_)) => rule.plan_name_of(request),
+                    _ => plan_of(rule, charge),
+                },
+                overridden,
                 current: current.unwrap_or_default(),
                 ..ExplainedCharge::new(rule, charge, answer)
             };
@@ -267,8 +272,8 @@ impl ServerLimiter {
 }
 
 impl<'r> ExplainedCharge<'r> {
-    /// Explains `charge`, a charge of `rule`. The caller must set the fields for the key, the
-    /// override, the current state and the block.
+    /// Explains `charge`, a charge of `rule`. The caller must set the fields for the key, the plan,
+    /// the override, the current state and the block.
     fn new(rule: &'r Rule, charge: &Charge<'_>, answer: ChargeAnswer) -> Self {
         let policies = charge.limits.iter();
         Self {
@@ -276,7 +281,7 @@ impl<'r> ExplainedCharge<'r> {
             key: Vec::new(),
             cost: charge.cost,
             is_stretched: charge.limits.is_stretched(),
-            plan: plan_of(rule, charge),
+            plan: None,
             overridden: None,
             policies: policies.map(|limit| Arc::clone(limit.policy())).collect(),
             current: Vec::new(),

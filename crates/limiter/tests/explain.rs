@@ -14,8 +14,9 @@ use std::{
 use proptest::prelude::*;
 use tidegate::{Clock, RateLimiter as _};
 use tidegate_core::{
-    AlgorithmName, Condition, Cost, Effect, LimitSpec, MemoryBounds, MemoryStore, Mode, Pattern,
-    Reason, Request, RetryAfter, Rule, RuleSet, Scratch, Span, Timestamp, When, notation,
+    AlgorithmName, Condition, Cost, Effect, LimitSpec, MemoryBounds, MemoryStore, Mode, Override,
+    OverrideTarget, Pattern, Reason, Replacement, Request, RetryAfter, Rule, RuleSet, Scratch,
+    Span, Timestamp, When, notation,
 };
 use tidegate_limiter::{ExplainError, Explanation, ServerLimiter};
 
@@ -293,4 +294,46 @@ fn a_block_is_explained_with_the_limits_of_all_rules() {
         (by_ip.current[0].remaining, by_user.current[0].remaining),
         (0, 0)
     );
+}
+
+/// An explanation names the plan whose limits apply, and the plan whose limits a factor multiplies.
+#[test]
+fn a_factor_is_explained_with_the_plan_that_it_multiplies() {
+    let rule = Rule::new("api", vec!["10/min".parse().unwrap()]).unwrap();
+    let rule = rule.keyed_by(&["user"]).unwrap();
+    let plans = vec![("pro", vec!["100/min".parse().unwrap()])];
+    let rule = rule.with_plans(Some("tier"), plans).unwrap();
+    let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+    let store = MemoryStore::new(MemoryBounds::default());
+    let limiter = ServerLimiter::new(rules, store, Clock::manual(START));
+    let set = |replacement| {
+        let new = Override {
+            replacement,
+            until: None,
+            reason: "a test".into(),
+        };
+        let target = OverrideTarget::of(&["ada"]);
+        let set = limiter.overrides().set("api", &target, new, START);
+        set.unwrap();
+    };
+    let explained = |tier: &str| {
+        let entries = [("user", "ada"), ("tier", tier)];
+        let request = Request::new(&entries, Cost::ONE).unwrap();
+        let rules = limiter.rules();
+        let explained = explain(&limiter, &rules, &request).unwrap();
+        let charge = &explained.charges[0];
+        (
+            charge.plan.map(str::to_owned),
+            charge.policies[0].to_string(),
+        )
+    };
+    let plan = |plan: &str, policy: &str| (Some(plan.to_owned()), policy.to_owned());
+    assert_eq!(explained("pro"), plan("pro", "100/min"));
+    set(Replacement::Factor("2x".parse().unwrap()));
+    assert_eq!(explained("pro"), plan("pro", "200/min"));
+    assert_eq!(explained("free"), (None, "20/min".to_owned()));
+    set(Replacement::Limits(Box::new(["7/min".into()])));
+    assert_eq!(explained("pro"), (None, "7/min".to_owned()));
+    set(Replacement::Plan("pro".into()));
+    assert_eq!(explained("free"), plan("pro", "100/min"));
 }

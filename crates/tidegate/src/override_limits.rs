@@ -14,7 +14,8 @@ use tidegate_core::Limits;
 const BITS: u32 = 2;
 
 /// A set of limits that only grows, so that verdicts can borrow from it. Overrides with the same
-/// replacement share their limits, so the set has one item for each replacement that was used.
+/// replacement share their limits, so the set has one item for each replacement that was used, and
+/// for each plan whose limits a factor has multiplied.
 ///
 /// The set is a tree. The hash of an item's address determines the path from the root to the item,
 /// so the number of steps to an item is logarithmic in the number of items.

@@ -52,7 +52,7 @@ impl Plans {
                 .all(|(own, others)| own.0 == others.0 && own.1.iter().eq(others.1.iter()))
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Arc<Limits>)> {
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Arc<Limits>)> {
         self.limits.iter().map(|(name, limits)| (&**name, limits))
     }
 

@@ -427,7 +427,7 @@ impl Rule {
     }
 
     /// Returns the names and the limits of the plans, sorted by name.
-    pub fn plans(&self) -> impl Iterator<Item = (&str, &Arc<Limits>)> {
+    pub fn plans(&self) -> impl ExactSizeIterator<Item = (&str, &Arc<Limits>)> {
         self.plans.iter()
     }
 
@@ -438,7 +438,7 @@ impl Rule {
     }
 
     /// Returns the name of the plan that `request` names. Returns `None` if the request does not
-    /// name a plan of this rule. An override takes precedence over the plan.
+    /// name a plan of this rule. An override takes precedence over the plan, or multiplies its limits.
     #[must_use]
     pub fn plan_name_of(&self, request: &Request<'_>) -> Option<&str> {
         self.plans.name_of_request(request)

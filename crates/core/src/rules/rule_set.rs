@@ -18,7 +18,6 @@ use super::{
         Work,
         index::{Index, Item, Matches},
     },
-    rule::is_charged,
 };
 use crate::{
     eval::{Charge, Cost, Limits, RequestError},
@@ -270,16 +269,25 @@ impl RuleSet {
         Some(&self.overrides[*at])
     }
 
-    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`: the limits of its
-    /// override, if any, otherwise the rule's own limits. The plan of a request is not considered.
+    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`, for a request that
+    /// names `plan`: the limits of the key's override, if any, otherwise the limits of the plan or
+    /// the rule's own limits.
     #[must_use]
-    pub fn limits_of_key(&self, rule: &Rule, key: &[u8], now: Timestamp) -> Arc<Limits> {
+    pub fn limits_of_key(
+        &self,
+        rule: &Rule,
+        key: &[u8],
+        plan: Option<&str>,
+        now: Timestamp,
+    ) -> Arc<Limits> {
+        let plan = plan.and_then(|plan| rule.plan(plan).ok());
+        let base = plan.unwrap_or_else(|| rule.limits());
         let mut buffers = LookupBuffers::default();
         let overridden = self.overrides(rule).and_then(|overrides| {
             let hash = overrides.prefetch(key, &buffers)?;
-            overrides.limits(rule, key, hash, now, &mut buffers)
+            overrides.limits(rule, base, key, hash, now, &mut buffers)
         });
-        overridden.unwrap_or_else(|| Arc::clone(rule.limits()))
+        overridden.unwrap_or_else(|| Arc::clone(base))
     }
 
     /// Returns the original limits of `charge`, before any elastic increase. The charge must have
@@ -290,8 +298,8 @@ impl RuleSet {
             if let Some(own) = rule.unstretched_limits(charge) {
                 return Arc::clone(own);
             }
-            let overridden = self.limits_of_key(rule, charge.key, Timestamp::default());
-            if is_charged(&overridden, charge) {
+            let overrides = self.overrides(rule);
+            if let Some(overridden) = overrides.and_then(|all| all.limits_of(rule, charge)) {
                 return overridden;
             }
         }
@@ -630,10 +638,12 @@ impl RuleSet {
     ) -> ChosenLimits {
         // The index of a due charge is the index of its rule.
         let (rule, overrides) = (&self.rules[due.rule], &self.overrides[due.rule]);
-        let overridden = due
-            .key_hash
-            .and_then(|hash| overrides.limits(rule, key, hash, now, buffers));
-        let other = overridden.or_else(|| rule.plan_of(request).map(Arc::clone));
+        let plan = rule.plan_of(request);
+        let overridden = due.key_hash.and_then(|hash| {
+            let base = plan.unwrap_or_else(|| rule.limits());
+            overrides.limits(rule, base, key, hash, now, buffers)
+        });
+        let other = overridden.or_else(|| plan.map(Arc::clone));
         other.map_or(ChosenLimits::Own, ChosenLimits::Other)
     }
 }

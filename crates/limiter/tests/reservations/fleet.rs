@@ -244,7 +244,7 @@ impl<'r> Fleet<'r> {
         let rule = rules.rule(&format!("r{number}")).unwrap();
         let (_, value) = entries_of(user)[number % 2];
         let key = rule.encode_key(&[value]).unwrap();
-        let limits = rules.limits_of_key(rule, &key, timestamp(self.now));
+        let limits = rules.limits_of_key(rule, &key, None, timestamp(self.now));
         (key, limits)
     }
 

@@ -105,6 +105,45 @@ fn the_plan_of_the_request_applies_after_an_override_has_ended() {
     });
 }
 
+/// A factor multiplies the limits of the plan: for the reservation, for the excess at its
+/// settlement, and for the renewal of a lost slot, on each server and after a restart.
+#[test]
+fn a_factor_multiplies_the_limits_of_the_plan_of_a_reservation() {
+    on_each_backend(|runtime, backend| {
+        let double = || Replacement::Factor("2x".parse().unwrap());
+        for (name, pro) in [("log", Pro::Log(15)), ("bucket", Pro::Bucket(15))] {
+            for is_killed in [false, true] {
+                let name = format!("factor {name} {is_killed}");
+                let mut fleet = fleet(runtime, backend, pro, &name);
+                fleet.set_override("r0", double());
+                let too_much = fleet.reserve_entries(0, &WITH_PLAN, 31, TTL);
+                assert!(too_much.is_none(), "{name}");
+                let token = fleet.reserve_entries(0, &WITH_PLAN, 25, TTL).unwrap().token;
+                if is_killed {
+                    fleet.save_snapshot();
+                    fleet.kill(0);
+                    fleet.reload(&rules(pro));
+                    fleet.set_override("r0", double());
+                }
+                let settled = fleet.settle(fleet.len() - 1, &token, 40).unwrap();
+                // Without the override, the plan admits 15 units, and the rule 10.
+                assert_eq!((settled.settled, settled.over), (30, 15), "{name}");
+                assert!(
+                    !fleet.check_entries(0, &WITH_PLAN, 1, Effect::Peek),
+                    "{name}"
+                );
+            }
+        }
+        let mut fleet = fleet(runtime, backend, Pro::Slots(1), "factor slots");
+        fleet.set_override("r0", double());
+        let tokens = reserve_and_lose_two_slots(&mut fleet, Pro::Slots(1));
+        for token in &tokens {
+            fleet.renew(fleet.len() - 1, token, TTL).unwrap();
+        }
+        assert!(fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).is_none());
+    });
+}
+
 /// Makes two reservations with the plan, changes the plan to `reloaded`, and loses both slots.
 /// Returns the tokens.
 fn reserve_and_lose_two_slots(fleet: &mut Fleet<'_>, reloaded: Pro) -> [String; 2] {

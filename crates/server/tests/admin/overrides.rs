@@ -109,9 +109,9 @@ fn an_override_with_fewer_limits_than_its_rule_says_so() {
     }
 }
 
-/// A factor does not multiply the limits of a plan, so it can lower the limit of a key.
+/// The request has no plan, so a factor does not multiply the plan that an override selected.
 #[test]
-fn a_factor_in_a_rule_with_plans_says_what_it_multiplies() {
+fn a_factor_that_replaces_a_plan_says_what_it_multiplies() {
     let listener = TestListener::open();
     let rules = "
 plans: {pro: {r: 100/min}}
@@ -119,16 +119,40 @@ rules: [{name: r, key: [path, ip], limits: 10/min, plan: tier}]
 ";
     std::fs::write(listener.file.path(), rules).unwrap();
     assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
-    let put = listener.ask("PUT", &path(), r#"{"limits": "2x"}"#).json();
-    let hint = put["hint"].as_str().unwrap();
-    let expected =
-        "the factor multiplies the rule's own limits (10/min), also for a key with a plan";
+    let hint = |path: &str, body: &str| {
+        let put = listener.ask("PUT", path, body).json();
+        put["hint"].as_str().unwrap().to_owned()
+    };
+    let (key, pattern) = (path(), "/v1/overrides/r/%2Fa*/*");
+    let lost = "this override is lost when the server restarts";
+    let expected = "an override selected plan pro until now; the factor does not multiply its \
+                    limits (100/min), but those of the plan that a request names, or else those \
+                    of the rule (10/min); to raise the limits of plan pro, list limits instead of \
+                    a factor; this override is lost";
+    for (path, body, expected) in [
+        (&*key, r#"{"limits": "2x"}"#, lost),
+        (&key, r#"{"plan": "pro"}"#, lost),
+        (&key, r#"{"limits": "200/min"}"#, lost),
+        (&key, r#"{"plan": "pro"}"#, lost),
+        (&key, r#"{"limits": "2x"}"#, expected),
+        (pattern, r#"{"plan": "pro"}"#, lost),
+        (pattern, r#"{"limits": "2x"}"#, expected),
+        (pattern, r#"{"plan": "pro"}"#, lost),
+    ] {
+        let hint = hint(path, body);
+        assert!(hint.starts_with(expected), "{path} {body}: {hint}");
+    }
+    // The plan of the pattern applied to the key.
+    assert_eq!(listener.ask("DELETE", &key, "").status, 200);
+    let hint = hint(&key, r#"{"limits": "3x"}"#);
     assert!(hint.starts_with(expected), "{hint}");
-    let put = listener
-        .ask("PUT", &path(), r#"{"limits": "200/min"}"#)
-        .json();
-    let hint = put["hint"].as_str().unwrap();
-    assert!(hint.starts_with("this override is lost"), "{hint}");
+    let entries = json!({"path": "/a b", "ip": "::", "tier": "pro"});
+    let body = json!({"entries": entries}).to_string();
+    let explained = listener.ask("POST", "/v1/explain", &body).json();
+    let rule = &explained["rules"][0];
+    assert_eq!(rule["limits"][0]["policy"], "300/min", "{explained}");
+    assert_eq!(rule["plan"], "pro");
+    assert_eq!(rule["override"]["factor"], "3x");
 }
 
 #[test]

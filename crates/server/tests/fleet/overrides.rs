@@ -143,7 +143,7 @@ fn a_change_takes_effect_on_all_servers_among_many_overrides() {
     let decides = |user: &str, limit: usize| {
         let rules = b.limiter.rules();
         let (rule, now) = (rules.rule(RULE).unwrap(), b.limiter.now());
-        let limits = rules.limits_of_key(rule, &b.key(RULE, user), now);
+        let limits = rules.limits_of_key(rule, &b.key(RULE, user), None, now);
         let policies: Vec<_> = limits
             .iter()
             .map(|limit| limit.policy().to_string())

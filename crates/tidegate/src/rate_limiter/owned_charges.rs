@@ -21,7 +21,7 @@ pub struct OwnedCharge {
     pub cost: Cost,
     /// The limits, before they are raised.
     limits: Arc<Limits>,
-    /// The plan that the request named, even if an override replaced the limits of the plan.
+    /// The plan that the request named, even if an override replaced or multiplied its limits.
     plan: Option<Box<str>>,
     /// Whether the charge was made under the raised limits of an elastic rule.
     is_stretched: bool,
@@ -254,11 +254,5 @@ fn current_limits(
     now: Timestamp,
 ) -> Option<Arc<Limits>> {
     let rule = rules.rule_of(key)?;
-    let of_key = rules.limits_of_key(rule, key, now);
-    let plan = plan.and_then(|plan| rule.plan(plan).ok());
-    Some(match plan {
-        // An override takes precedence over the plan.
-        Some(limits) if Arc::ptr_eq(&of_key, rule.limits()) => Arc::clone(limits),
-        _ => of_key,
-    })
+    Some(rules.limits_of_key(rule, key, plan, now))
 }

@@ -8,6 +8,9 @@
 //! 3. the limits of its [plan](super::Plans);
 //! 4. the rule's own limits.
 //!
+//! An override with a factor multiplies the limits that would apply without overrides: those of the
+//! plan or the rule's own.
+//!
 //! The limits of overrides, plans and rules share the key's state, so spent units are kept when the
 //! limits change.
 
@@ -196,7 +199,7 @@ impl Overrides {
         replacement: &Replacement,
     ) -> Result<(), RuleError> {
         rule_overrides::check_target(rule, target)?;
-        replacement.compile(rule).map(drop)
+        replacement.check(rule)
     }
 
     /// Sets the override for `target` in the rule named `rule`, and returns the override that it

@@ -2,13 +2,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, Weak},
 };
 
 use crate::{
-    eval::Limits,
+    eval::{Charge, Limits},
     limit::{Factor, Limit},
-    rules::{Rule, RuleError},
+    rules::{Rule, RuleError, rule::is_charged},
 };
 
 /// The limits that an override applies instead of its rule's limits.
@@ -17,16 +17,32 @@ pub enum Replacement {
     /// Limits in short notation, such as `200/min`, with the algorithm and the options of the
     /// rule's first limit (see [`Limit::parse_like`]).
     Limits(Box<[Box<str>]>),
-    /// All limits of the rule, multiplied by a factor.
+    /// All limits that would apply without the override, multiplied by a factor: the limits of the
+    /// plan that the request names, or the rule's own limits.
     Factor(Factor),
     /// The limits of the rule for the plan with this name.
     Plan(Box<str>),
 }
 
 impl Replacement {
-    /// Returns the limits of this replacement for `rule`. Unless the replacement is a plan, its
-    /// limits do not share their history with the rule yet.
-    pub(super) fn compile(&self, rule: &Rule) -> Result<Arc<Limits>, RuleError> {
+    /// Checks whether this replacement is valid for `rule`. A factor must be valid for the rule's
+    /// own limits and for the limits of each plan.
+    pub(super) fn check(&self, rule: &Rule) -> Result<(), RuleError> {
+        self.compile(rule, rule.limits())?;
+        if let Self::Factor(_) = self {
+            for (name, limits) in rule.plans() {
+                self.compile(rule, limits).map_err(|error| {
+                    RuleError::new(error.field, format!("plan {name}: {}", error.problem))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the limits of this replacement for `rule`. `base` are the limits that a factor
+    /// multiplies. Unless the replacement is a plan, its limits do not share their history with the
+    /// rule yet.
+    fn compile(&self, rule: &Rule, base: &Limits) -> Result<Arc<Limits>, RuleError> {
         let limits: Vec<Limit> = match self {
             Self::Plan(name) => return rule.plan(name).map(Arc::clone),
             Self::Limits(texts) => {
@@ -42,7 +58,7 @@ impl Replacement {
                     .collect::<Result<_, _>>()?
             }
             Self::Factor(factor) => {
-                let scaled = rule.limits().iter().map(|limit| {
+                let scaled = base.iter().map(|limit| {
                     factor.of(limit).map_err(|error| {
                         let problem = format!("{factor} of {}: {}", limit.policy(), error.problem);
                         RuleError::new("limits", problem)
@@ -67,21 +83,24 @@ impl fmt::Display for Replacement {
 
 /// A replacement keeps its compiled limits for this number of rule sets: the active rules, the
 /// candidate rules, and former rules that requests still use after a reload.
-const MAX_COMPILED: usize = 4;
+const MAX_RULE_SETS: usize = 4;
 
 /// A replacement with its compiled limits. All overrides of a rule that have the same replacement
 /// share one `CompiledReplacement`.
 #[derive(Debug)]
 pub(super) struct CompiledReplacement {
     replacement: Replacement,
+    /// Sorted by the address of `base`.
     compiled: RwLock<Vec<CompiledLimits>>,
 }
 
-/// The limits of a replacement for one version of its rule.
+/// The limits of a replacement for one version of its rule and, if the replacement is a factor, for
+/// one plan.
 #[derive(Debug)]
 struct CompiledLimits {
-    /// The rule's limits. Each version of the rule has its own `Limits` object.
-    of: Arc<Limits>,
+    /// The limits of the rule or of the plan. Each version of the rule has its own `Limits` objects.
+    /// As long as this reference exists, no other object has the same address.
+    base: Weak<Limits>,
     /// The limits of the replacement; `None` if the replacement is invalid for the rule.
     limits: Option<Arc<Limits>>,
 }
@@ -98,22 +117,27 @@ impl CompiledReplacement {
         &self.replacement
     }
 
-    /// Returns the limits for `rule`; `None` if the replacement is invalid for the rule.
-    pub(super) fn limits(&self, rule: &Rule) -> Option<Arc<Limits>> {
-        if let Replacement::Plan(name) = &self.replacement {
-            return rule.plan(name).ok().map(Arc::clone);
-        }
-        let is_of_rule = |compiled: &&CompiledLimits| Arc::ptr_eq(&compiled.of, rule.limits());
+    /// Returns the limits for `rule`; `None` if the replacement is invalid for the rule. `base` are
+    /// the limits that would apply without the override: the limits of a plan, or the rule's own.
+    pub(super) fn limits(&self, rule: &Rule, base: &Arc<Limits>) -> Option<Arc<Limits>> {
+        let base = match &self.replacement {
+            Replacement::Plan(name) => return rule.plan(name).ok().map(Arc::clone),
+            Replacement::Limits(_) => rule.limits(),
+            Replacement::Factor(_) => base,
+        };
+        let find = |compiled: &[CompiledLimits]| {
+            compiled.binary_search_by_key(&Arc::as_ptr(base), |known| known.base.as_ptr())
+        };
         {
             let compiled = self.compiled.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(compiled) = compiled.iter().find(is_of_rule) {
-                return compiled.limits.clone();
+            if let Ok(at) = find(&compiled) {
+                return compiled[at].limits.clone();
             }
         }
-        let limits = self.replacement.compile(rule).ok();
+        let limits = self.replacement.compile(rule, base).ok();
         let limits = limits.map(|limits| {
             let limits = Limits::clone(&limits);
-            Arc::new(limits.inheriting_from(rule.limits()))
+            Arc::new(limits.inheriting_from(base))
         });
         let mut compiled = self
             .compiled
@@ -121,16 +145,28 @@ impl CompiledReplacement {
             .unwrap_or_else(PoisonError::into_inner);
         // Another thread may have compiled the limits in the meantime. All threads must use the
         // same `Limits` object, because the object contains caches.
-        if let Some(compiled) = compiled.iter().find(is_of_rule) {
-            return compiled.limits.clone();
+        if let Ok(at) = find(&compiled) {
+            return compiled[at].limits.clone();
         }
-        if compiled.len() == MAX_COMPILED {
-            compiled.remove(0);
+        // Former rules that no request uses any more.
+        compiled.retain(|known| known.base.strong_count() > 0);
+        if compiled.len() >= MAX_RULE_SETS * (1 + rule.plans().len()) {
+            compiled.clear();
         }
-        compiled.push(CompiledLimits {
-            of: Arc::clone(rule.limits()),
+        let (Ok(at) | Err(at)) = find(&compiled);
+        let new = CompiledLimits {
+            base: Arc::downgrade(base),
             limits: limits.clone(),
-        });
+        };
+        compiled.insert(at, new);
         limits
+    }
+
+    /// Returns the compiled limits on which `charge` was made. Returns `None` if they are not kept
+    /// any more.
+    pub(super) fn limits_of(&self, charge: &Charge<'_>) -> Option<Arc<Limits>> {
+        let compiled = self.compiled.read().unwrap_or_else(PoisonError::into_inner);
+        let mut limits = compiled.iter().filter_map(|known| known.limits.as_ref());
+        limits.find(|limits| is_charged(limits, charge)).cloned()
     }
 }

@@ -18,7 +18,7 @@ use super::{
     stored::{Generation, StoredOverride},
 };
 use crate::{
-    eval::Limits,
+    eval::{Charge, Limits},
     hash_table::{RandomState, hash_with},
     limit::bounds,
     rules::{LookupBuffers, Rule, RuleError, key},
@@ -153,10 +153,13 @@ impl RuleOverrides {
     }
 
     /// Returns the limits of the override for `key`, an encoded key of `rule`, if there is one.
+    /// `base` are the limits that would apply without the override: the limits of a plan, or the
+    /// rule's own.
     #[inline]
     pub(in crate::rules) fn limits(
         &self,
         rule: &Rule,
+        base: &Arc<Limits>,
         key: &[u8],
         KeyHash(hash): KeyHash,
         now: Timestamp,
@@ -166,14 +169,31 @@ impl RuleOverrides {
         buffers.expects_override = may_have_own;
         if may_have_own || self.has_patterns() {
             let (_, bytes) = key::split(key)?;
-            self.limits_for(rule, bytes, may_have_own.then_some(hash), now, buffers)
+            let hash = may_have_own.then_some(hash);
+            let limits = |compiled: &CompiledReplacement| compiled.limits(rule, base);
+            self.find_compiled(rule, bytes, hash, now, buffers, limits)
         } else {
             None
         }
     }
 
+    /// Returns the limits on which `charge` was made, if they come from an override of `rule` that
+    /// has not been changed since.
+    pub(in crate::rules) fn limits_of(
+        &self,
+        rule: &Rule,
+        charge: &Charge<'_>,
+    ) -> Option<Arc<Limits>> {
+        let (_, bytes) = key::split(charge.key)?;
+        let (hash, buffers) = (self.hash(bytes), &mut LookupBuffers::default());
+        // At this time, no override has expired.
+        let now = Timestamp::default();
+        let limits = |compiled: &CompiledReplacement| compiled.limits_of(charge);
+        self.find_compiled(rule, bytes, Some(hash), now, buffers, limits)
+    }
+
     /// Returns the limits of the override for the key of `rule` with these `values`, if there is
-    /// one.
+    /// one. A factor multiplies the rule's own limits.
     #[must_use]
     pub fn limits_of_values(
         &self,
@@ -187,21 +207,23 @@ impl RuleOverrides {
         }
         let bytes = encode(values.iter().copied());
         let (hash, buffers) = (self.hash(&bytes), &mut LookupBuffers::default());
-        self.limits_for(rule, &bytes, Some(hash), now, buffers)
+        let limits = |compiled: &CompiledReplacement| compiled.limits(rule, rule.limits());
+        self.find_compiled(rule, &bytes, Some(hash), now, buffers, limits)
     }
 
-    /// Returns the limits of the override for the key with these `bytes` after its scope: of the
+    /// Calls `limits` with the override for the key with these `bytes` after its scope: with the
     /// override for the key itself or, if there is no such override, for the longest matching
     /// pattern. `hash` is the hash of the key; `None` if the key has no override of its own.
     // This function is not inlined, so that the code of a decision without an override stays small.
     #[inline(never)]
-    fn limits_for(
+    fn find_compiled(
         &self,
         rule: &Rule,
         bytes: &[u8],
         hash: Option<u64>,
         now: Timestamp,
         buffers: &mut LookupBuffers,
+        limits: impl FnOnce(&CompiledReplacement) -> Option<Arc<Limits>>,
     ) -> Option<Arc<Limits>> {
         if let Some(hash) = hash {
             let table = self.keys.read(hash);
@@ -210,7 +232,7 @@ impl RuleOverrides {
                 && known.is_for(rule.key().len())
                 && known.stored.is_unexpired(now)
             {
-                return known.stored.compiled.limits(rule);
+                return limits(&known.stored.compiled);
             }
         }
         if !self.has_patterns() {
@@ -222,7 +244,7 @@ impl RuleOverrides {
         // maximum for the rules.
         let rules_work = std::mem::take(&mut buffers.work);
         let found = patterns.find(&values, now, buffers);
-        let found = found.and_then(|(_, stored)| stored.compiled.limits(rule));
+        let found = found.and_then(|(_, stored)| limits(&stored.compiled));
         if buffers.work.check().is_ok() {
             buffers.work = rules_work;
         }
@@ -360,8 +382,13 @@ impl RuleOverrides {
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {
         let entries = rule.key().len();
-        let is_inactive = |is_for_rule: bool, stored: &StoredOverride| {
-            !is_for_rule || stored.compiled.limits(rule).is_none()
+        // Many overrides share a replacement, and the check of a factor visits all plans.
+        let mut checked = HashMap::new();
+        let mut is_inactive = |is_for_rule: bool, stored: &StoredOverride| {
+            let is_valid = checked
+                .entry(Arc::as_ptr(&stored.compiled))
+                .or_insert_with(|| stored.compiled.replacement().check(rule).is_ok());
+            !is_for_rule || !*is_valid
         };
         let mut of_keys = 0;
         self.keys.for_each_table(|table| {

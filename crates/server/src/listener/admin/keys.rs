@@ -51,7 +51,7 @@ pub(super) async fn show(
         Some(block) => Some(block),
         None => key.block(blocks::document).await.map_err(store_problem)?,
     };
-    let limits = rules.limits_of_key(rule, &bytes, limiter.now());
+    let limits = rules.limits_of_key(rule, &bytes, None, limiter.now());
     let charge = Charge::new(&bytes, &limits, Cost::ONE)?;
     let current = limiter
         .inspect(charge, Effect::Look)
@@ -77,7 +77,7 @@ pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Resul
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
     // The state is read only for the audit log, so the request does not fail if it cannot be read.
-    let limits = rules.limits_of_key(rule, &bytes, limiter.now());
+    let limits = rules.limits_of_key(rule, &bytes, None, limiter.now());
     let charge = Charge::new(&bytes, &limits, Cost::ONE)?;
     let before = limiter.inspect(charge, Effect::Look).await;
     let before = before.map(|current| {
@@ -275,7 +275,7 @@ async fn row(
     let Some((_, values)) = rules.decode_key(key) else {
         return Ok(None);
     };
-    let limits = rules.limits_of_key(rule, key, limiter.now());
+    let limits = rules.limits_of_key(rule, key, None, limiter.now());
     let Ok(charge) = Charge::new(key, &limits, Cost::ONE) else {
         return Ok(None);
     };

@@ -6,7 +6,8 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    LimitError, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Timestamp,
+    LimitError, Limits, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet,
+    Timestamp,
     bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
 };
 use tidegate_limiter::{
@@ -123,6 +124,7 @@ pub(super) async fn put(
         };
         target.check(&rule, spelling)?;
     }
+    let former = applied_replacement(limiter, &rule, &of);
     let replaced = limiter.set_override(&rule, &of, new.clone()).await;
     let replaced = replaced.map_err(change_problem)?;
     let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
@@ -141,11 +143,30 @@ pub(super) async fn put(
     });
     let hints = [
         fewer_limits(&rule, &new.replacement),
-        factor_instead_of_plan(&rule, &new.replacement),
+        factor_after_plan(&rule, &new.replacement, former.as_ref()),
         lost,
     ];
     let document = with_hints(document, hints.into_iter().flatten());
     Ok(json(StatusCode::OK, &document))
+}
+
+/// Returns the limits of the override that applies to `target` now.
+fn applied_replacement(
+    limiter: &ServerLimiter,
+    rule: &Rule,
+    target: &OverrideTarget,
+) -> Option<Replacement> {
+    let (overrides, now) = (limiter.overrides().of_rule(rule.name()), limiter.now());
+    let applied = match target {
+        OverrideTarget::Key(_) => {
+            let values: Vec<&str> = target.values().collect();
+            let key = rule.encode_key(&values).ok()?;
+            overrides.find(rule, &key, now).map(|(_, found)| found)
+        }
+        OverrideTarget::Pattern(_) => overrides.get(target),
+    };
+    let applied = applied.filter(|found| found.is_unexpired(now));
+    applied.map(|found| found.replacement)
 }
 
 /// Returns a hint if an override lists fewer limits than its rule has. The override replaces all
@@ -154,33 +175,40 @@ fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
     let Replacement::Limits(limits) = replacement else {
         return None;
     };
-    let own: Vec<&str> = rule
-        .limits()
-        .iter()
-        .map(|limit| &**limit.policy())
-        .collect();
+    let own = rule.limits();
     (limits.len() < own.len()).then(|| {
         format!(
             "this override replaces all {} limits of the rule ({}) with {}; list every limit that must stay",
             own.len(),
-            own.join(", "),
+            policies(own),
             limits.join(", ")
         )
     })
 }
 
-/// Returns a hint for a factor if the rule has plans. The factor multiplies the limits of the rule,
-/// also for a key with a plan.
-fn factor_instead_of_plan(rule: &Rule, replacement: &Replacement) -> Option<String> {
-    let has_plans = rule.plans().next().is_some();
-    (has_plans && matches!(replacement, Replacement::Factor(_))).then(|| {
-        let own: Vec<&str> = rule.limits().iter().map(|limit| &**limit.policy()).collect();
-        format!(
-            "the factor multiplies the rule's own limits ({}), also for a key with a plan, whose limits do not apply \
-             during the override; to raise the limits of a plan, list limits instead of a factor",
-            own.join(", ")
-        )
-    })
+/// Returns a hint for a factor if an override selected the plan `former` before. The factor does not
+/// multiply the limits of that plan.
+fn factor_after_plan(
+    rule: &Rule,
+    replacement: &Replacement,
+    former: Option<&Replacement>,
+) -> Option<String> {
+    let (Replacement::Factor(_), Some(Replacement::Plan(plan))) = (replacement, former) else {
+        return None;
+    };
+    let of_plan = policies(rule.plan(plan).ok()?);
+    let own = policies(rule.limits());
+    Some(format!(
+        "an override selected plan {plan} until now; the factor does not multiply its limits ({of_plan}), but those \
+         of the plan that a request names, or else those of the rule ({own}); to raise the limits of plan {plan}, \
+         list limits instead of a factor"
+    ))
+}
+
+/// Returns `limits` in short notation, separated by commas.
+fn policies(limits: &Limits) -> String {
+    let policies: Vec<&str> = limits.iter().map(|limit| &**limit.policy()).collect();
+    policies.join(", ")
 }
 
 /// Serves `DELETE /v1/overrides/{rule}/{key}`. The rule does not have to exist.
@@ -299,7 +327,7 @@ impl View {
     }
 
     /// Serialises an override. The field `inactive` is present only if the override is not valid
-    /// for its rule. The rule's own limits then apply instead of the override.
+    /// for its rule. The limits of the plan or of the rule then apply instead of the override.
     fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
         let mut document = self.change(found);
         document["rule"] = json!(rule.name());
