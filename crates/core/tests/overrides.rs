@@ -469,6 +469,18 @@ fn wrong_overrides_are_rejected() {
         (&[""], "20/min", "key: must not be empty"),
         (
             &["a"],
+            "20/min burst 3",
+            "limits: \"20/min burst 3\": the limit 10/min has the algorithm sliding_window_log, which \
+             has no burst; write 20/min",
+        ),
+        (
+            &["a"],
+            "2 at once",
+            "limits: \"2 at once\": expected a rate, got \"2 at once\": the limit 10/min has the \
+             algorithm sliding_window_log, and only a concurrency limit",
+        ),
+        (
+            &["a"],
             "often",
             "limits: \"often\": expected a rate such as 20/min",
         ),

@@ -2,7 +2,8 @@
 
 use super::{
     Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Window,
-    text::{expected, parse_count},
+    spec::fields_of,
+    text::{self, LimitText, Size, expected, parse_count, slot_count},
 };
 use crate::error::LimitError;
 
@@ -25,6 +26,7 @@ impl Limit {
     /// # Ok::<(), tidegate_core::LimitError>(())
     /// ```
     pub fn parse_like(text: &str, like: &Self) -> Result<Self, LimitError> {
+        check_form(text, like)?;
         let spec = match like.algorithm() {
             Algorithm::Concurrency { lease, .. } => LimitSpec {
                 algorithm: Some(AlgorithmName::Concurrency),
@@ -77,6 +79,48 @@ impl Limit {
     }
 }
 
+/// Rejects a limit in a form that the algorithm of `like` does not have: a number of slots for a
+/// rate, or a burst for a window. The caller cannot change the algorithm, so the error suggests the
+/// same limit in a form of this algorithm.
+fn check_form(text: &str, like: &Limit) -> Result<(), LimitError> {
+    let (name, policy) = (like.algorithm_name(), like.policy());
+    if matches!(like.algorithm(), Algorithm::Concurrency { .. }) {
+        return Ok(());
+    }
+    if slot_count(text).is_some() {
+        let problem = format!(
+            "expected a rate, got \"{text}\": the limit {policy} has the algorithm {name}, and only a concurrency \
+             limit takes a number of slots; write a rate such as 20/min"
+        );
+        return Err(LimitError::new("limit", problem));
+    }
+    let Ok(LimitText {
+        rate,
+        size: Some(size),
+    }) = text::parse(text)
+    else {
+        return Ok(());
+    };
+    let (field, number) = size.field();
+    let known = AlgorithmName::parse(name).map_or(&[][..], fields_of);
+    if known.contains(&field) {
+        return Ok(());
+    }
+    // A capacity counts the request that a burst follows.
+    let meant = match size {
+        Size::Burst(_) if known.contains(&"capacity") => {
+            format!("{rate} capacity {}", number.saturating_add(1))
+        }
+        Size::Capacity(_) if known.contains(&"burst") => {
+            format!("{rate} burst {}", number.saturating_sub(1))
+        }
+        Size::Burst(_) | Size::Capacity(_) => rate.to_string(),
+    };
+    let problem =
+        format!("the limit {policy} has the algorithm {name}, which has no {field}; write {meant}");
+    Err(LimitError::new(field, problem))
+}
+
 /// Parses a fixed window limit that has the same anchor as `window`.
 fn in_window(text: &str, window: &Window) -> Result<LimitSpec, LimitError> {
     let spec = |text| LimitSpec::parse_shorthand(text, Some(AlgorithmName::FixedWindow));
@@ -120,6 +164,73 @@ mod tests {
         limit::{RefillMode, rate},
         time::Span,
     };
+
+    #[test]
+    fn a_form_of_another_algorithm_is_rejected_with_the_form_of_this_one() {
+        use AlgorithmName::{FixedWindow, Gcra, LeakyBucket, SlidingWindowLog, TokenBucket};
+        let has = |name| format!("the limit {name}, which has no");
+        for (algorithm, text, field, why, advice) in [
+            (
+                SlidingWindowLog,
+                "10/min burst 20",
+                "burst",
+                has("20/min has the algorithm sliding_window_log"),
+                "write 10/min",
+            ),
+            (
+                FixedWindow,
+                "10/min capacity 20",
+                "capacity",
+                has("20/min has the algorithm fixed_window"),
+                "write 10/min",
+            ),
+            (
+                Gcra,
+                "10/min capacity 20",
+                "capacity",
+                has("20/min burst 0 has the algorithm gcra"),
+                "write 10/min burst 19",
+            ),
+            (
+                TokenBucket,
+                "10/min burst 20",
+                "burst",
+                has("20/min has the algorithm token_bucket"),
+                "write 10/min capacity 21",
+            ),
+            (
+                LeakyBucket,
+                "10/min burst 20",
+                "burst",
+                has("20/min capacity 20 has the algorithm leaky_bucket"),
+                "write 10/min capacity 21",
+            ),
+            (
+                SlidingWindowLog,
+                "2 at once",
+                "limit",
+                "only a concurrency limit takes a number of slots".to_owned(),
+                "write a rate such as 20/min",
+            ),
+            (
+                Gcra,
+                "10 concurrent",
+                "limit",
+                "only a concurrency limit takes a number of slots".to_owned(),
+                "write a rate such as 20/min",
+            ),
+        ] {
+            let like = Limit::shorthand(algorithm, "20/min").unwrap();
+            let error = Limit::parse_like(text, &like).unwrap_err();
+            assert_eq!(error.field, field, "{text}: {error}");
+            assert!(error.problem.contains(&why), "{error}");
+            let advice = format!("; {advice}");
+            assert!(error.problem.ends_with(&advice), "{error}");
+            if let Some(meant) = advice.strip_prefix("; write ").filter(|_| field != "limit") {
+                assert!(Limit::parse_like(meant, &like).is_ok(), "{meant}");
+            }
+        }
+    }
 
     /// If a limit's own short notation is parsed with the options of that limit, the result is the
     /// same limit.

@@ -187,7 +187,8 @@ impl Limit {
             let problem = "only a concurrency limit has slots for which requests can wait";
             return Err(LimitError::new("wait", problem));
         }
-        slot_wait.check()?;
+        slot_wait.check_longest()?;
+        slot_wait.check_queue()?;
         self.slot_wait = Some(slot_wait);
         Ok(self)
     }

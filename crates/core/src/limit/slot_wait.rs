@@ -18,7 +18,8 @@ impl SlotWait {
     /// The maximum number of waiting requests per key if only the wait time is given.
     pub const DEFAULT_QUEUE: u64 = 100;
 
-    pub(super) fn check(&self) -> Result<(), LimitError> {
+    /// Checks the wait time.
+    pub(super) fn check_longest(self) -> Result<(), LimitError> {
         if self.longest == Span::ZERO {
             let problem =
                 "must be longer than zero; without `wait`, requests are denied immediately";
@@ -28,6 +29,11 @@ impl SlotWait {
             let problem = format!("{} exceeds the maximum of {MAX_SLOT_WAIT}", self.longest);
             return Err(LimitError::new("wait", problem));
         }
+        Ok(())
+    }
+
+    /// Checks the number of waiting requests.
+    pub(super) fn check_queue(self) -> Result<(), LimitError> {
         check_count("queue", self.queue, 1)?;
         if self.queue > MAX_SLOT_QUEUE {
             let problem = format!("{} exceeds the maximum of {MAX_SLOT_QUEUE}", self.queue);

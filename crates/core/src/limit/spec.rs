@@ -472,7 +472,7 @@ impl LimitSpec {
         let rate = |field, rate: Option<Rate>| rate.and_then(|rate| check_rate(field, rate).err());
         let span =
             |field, span: Option<Span>| span.and_then(|span| check_period(field, span).err());
-        let queue_problem = self.wrong_queue(name);
+        let (queue_problem, slot_wait) = (self.wrong_queue(name), self.slot_wait());
         let out_of_range = [
             rate("rate", self.rate),
             count("burst", self.burst, 0),
@@ -483,8 +483,8 @@ impl LimitSpec {
             span("window", self.window),
             span("lease", self.lease),
             queue_problem.map(|problem| LimitError::new("queue", problem)),
-            self.slot_wait()
-                .and_then(|slot_wait| slot_wait.check().err()),
+            slot_wait.and_then(|slot_wait| slot_wait.check_longest().err()),
+            slot_wait.and_then(|slot_wait| slot_wait.check_queue().err()),
         ];
         let taken = fields_of(name);
         out_of_range
@@ -658,7 +658,7 @@ fn default_buckets(window: Span) -> u32 {
     (1..=most).rev().find(divides).unwrap_or(1)
 }
 
-fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
+pub(super) fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
     match name {
         AlgorithmName::Gcra => &["rate", "burst"],
         AlgorithmName::TokenBucket => &["capacity", "refill", "refill_mode"],
@@ -742,6 +742,22 @@ mod tests {
             .map(|problem| problem.field)
             .collect();
         assert_eq!(fields, ["burst", "window", "capacity", "refill", "soft"]);
+    }
+
+    #[test]
+    fn every_mistake_in_a_concurrency_limit_is_reported_at_once() {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::Concurrency),
+            limit: Some(u64::MAX),
+            lease: Some(Span::ZERO),
+            wait: Some(Span::ZERO),
+            slot_queue: Some(0),
+            count_denied: Some(true),
+            ..LimitSpec::default()
+        };
+        let problems = spec.build().unwrap_err().into_iter();
+        let fields: Vec<_> = problems.map(|problem| problem.field).collect();
+        assert_eq!(fields, ["limit", "lease", "wait", "queue", "count_denied"]);
     }
 
     #[test]

@@ -43,14 +43,14 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
         Some(_) => rate_words.join(" "),
         None => text.to_owned(),
     };
+    if let Some(count) = slot_count(text) {
+        return Err(LimitError::new("limit", expected_concurrency(text, count)));
+    }
     rate(&rate_text)
         .map(|rate| LimitText { rate, size })
         .map_err(|error| match rate_words {
             [_] => LimitError::new("rate", error.to_string()),
             [] => LimitError::new("limit", expected(text)),
-            [count, word, ..] if is_concurrency(count, word) => {
-                LimitError::new("limit", expected_concurrency(text, count))
-            }
             // The first word is a valid rate, but the words after the rate are invalid.
             [first, ..] if rate(first).is_ok() => LimitError::new("limit", expected(text)),
             _ => LimitError::new("limit", error.to_string()),
@@ -61,8 +61,11 @@ pub(super) fn expected(text: &str) -> String {
     format!("expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"{text}\"")
 }
 
-/// Returns whether the words mean a concurrency limit, such as `10 concurrent`.
-fn is_concurrency(count: &str, word: &str) -> bool {
+/// Returns the number of slots if `text` means a concurrency limit, such as `10 concurrent` or `10
+/// at once`.
+pub(super) fn slot_count(text: &str) -> Option<&str> {
+    let mut parts = text.split_whitespace();
+    let (count, word, next) = (parts.next()?, parts.next()?, parts.next());
     let is_number = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
     let words = [
         "concurren",
@@ -72,7 +75,9 @@ fn is_concurrency(count: &str, word: &str) -> bool {
         "inflight",
     ];
     let word = word.to_ascii_lowercase();
-    is_number && words.iter().any(|known| word.starts_with(known))
+    let is_concurrency =
+        words.iter().any(|known| word.starts_with(known)) || (word == "at" && next == Some("once"));
+    (is_number && is_concurrency).then_some(count)
 }
 
 fn expected_concurrency(text: &str, count: &str) -> String {
@@ -114,6 +119,15 @@ mod tests {
             let limit = limit.unwrap();
             assert_eq!(text.parse(), Ok(limit.clone()), "{text}");
             assert_eq!(limit.policy().parse(), Ok(limit), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_slots_is_refused_with_the_full_form() {
+        for text in ["10 at once", "10 concurrent", "10 parallel requests"] {
+            let problem = text.parse::<Limit>().unwrap_err().problem;
+            let advice = "write {algorithm: concurrency, limit: 10}";
+            assert!(problem.ends_with(advice), "{problem}");
         }
     }
 
