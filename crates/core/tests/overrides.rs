@@ -464,7 +464,7 @@ fn wrong_overrides_are_rejected() {
         (
             &["a*", "b"],
             "20/min",
-            "key: rule \"api\" has a key of 1 (customer), but the pattern has 2",
+            "key: rule \"api\" has a key of 1 value (customer), but the pattern has 2",
         ),
         (&[""], "20/min", "key: must not be empty"),
         (
@@ -489,6 +489,15 @@ fn wrong_overrides_are_rejected() {
     ] {
         let error = check(values, replacement(&[given]));
         assert!(error.starts_with(problem), "{error}");
+    }
+    let keyless = Rule::new("all", limits(&["10/min"])).unwrap();
+    for (value, problem) in [("a", "got 1"), ("a*", "but the pattern has 1")] {
+        let target = OverrideTarget::of(&[value]);
+        let error = Overrides::check(&keyless, &target, &replacement(&["20/min"])).unwrap_err();
+        let expected = format!(
+            "key: rule \"all\" has no key (one count for all requests), so it takes no values, {problem}"
+        );
+        assert_eq!(error.to_string(), expected);
     }
     let huge = Replacement::Factor("1000x".parse().unwrap());
     let most = format!("{}/h", bounds::MAX_COUNT);

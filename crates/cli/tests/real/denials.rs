@@ -90,7 +90,7 @@ fn denials_are_listed_as_a_table() {
         (&["--since", "soon"], "since: "),
         (
             &["--rule", "login", "--key", "a", "--key", "b"],
-            "has a key of 1 values (ip), got 2",
+            "has a key of 1 value (ip), got 2; repeat",
         ),
     ] {
         let refused = server.operate(&[&["denials"], arguments].concat());

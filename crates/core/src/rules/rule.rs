@@ -544,19 +544,29 @@ impl Rule {
     /// a key longer than [`bounds::MAX_KEY_BYTES`].
     pub fn encode_key(&self, values: &[&str]) -> Result<Vec<u8>, RequestError> {
         if values.len() != self.key.len() {
-            let names = self.key.join(", ");
-            let problem = format!(
-                "rule \"{}\" has a key of {} value{} ({names}), got {}",
-                self.name,
-                self.key.len(),
-                if self.key.len() == 1 { "" } else { "s" },
-                values.len()
-            );
+            let problem = format!("{}, got {}", self.key_description(), values.len());
             return Err(RequestError::new("key", problem));
         }
         let mut bytes = Vec::new();
         self.append_key(values.iter().copied(), &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Describes the values of a key of this rule, for an error about another number of values.
+    #[must_use]
+    pub fn key_description(&self) -> String {
+        let names = self.key.join(", ");
+        match self.key.len() {
+            0 => format!(
+                "rule \"{}\" has no key (one count for all requests), so it takes no values",
+                self.name
+            ),
+            1 => format!("rule \"{}\" has a key of 1 value ({names})", self.name),
+            several => format!(
+                "rule \"{}\" has a key of {several} values ({names})",
+                self.name
+            ),
+        }
     }
 
     /// Returns the first key entry whose value contradicts this rule's conditions, so that the rule

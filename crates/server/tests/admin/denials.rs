@@ -489,3 +489,37 @@ fn hashed_lists_and_explanations_reveal_no_value_of_a_blocked_key() {
     let denial = &listener.ask("GET", "/v1/denials", "").json()["rows"][0];
     assert_eq!(denial["key"], json!([mask.value("/a b"), mask.value("::")]));
 }
+
+#[test]
+fn a_rule_without_a_key_takes_no_values() {
+    let listener = TestListener::open();
+    let rules = "rules: [{name: all, limits: 10/min}]\n";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let none = "key: rule \"all\" has no key (one count for all requests), so it takes no values";
+    for (method, path, body, expected) in [
+        ("GET", "/v1/keys/all/x", "", ", got 1"),
+        (
+            "PUT",
+            "/v1/overrides/all/x",
+            r#"{"limits": "2x"}"#,
+            ", got 1",
+        ),
+        (
+            "PUT",
+            "/v1/overrides/all/x*",
+            r#"{"limits": "2x"}"#,
+            ", but the pattern has 1",
+        ),
+        (
+            "GET",
+            "/v1/denials?rule=all&key=a&key=b",
+            "",
+            ", got 2; omit `key`",
+        ),
+    ] {
+        let answer = listener.ask(method, path, body);
+        assert_eq!(answer.status, 400, "{path}: {answer:?}");
+        assert_eq!(answer.problem(), format!("{none}{expected}"), "{path}");
+    }
+}

@@ -308,7 +308,7 @@ fn bad_overrides_are_rejected() {
         (
             "r/%2Fa*",
             r#"{"limits": "2x"}"#,
-            "key: rule \"r\" has a key of 2 (path, ip)",
+            "key: rule \"r\" has a key of 2 values (path, ip), but the pattern has 1; write one pattern",
         ),
         (
             "r/%2Fa/2001:DB8::1",

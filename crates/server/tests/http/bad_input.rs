@@ -78,6 +78,18 @@ const BAD_CHECKS: &[(&str, &str)] = &[
         "cost: expected a positive integer, got 1.5",
     ),
     (
+        r#"{"entries": {}, "cost": 1e3}"#,
+        "cost: expected a positive integer without a decimal point or an exponent; write 1000",
+    ),
+    (
+        r#"{"entries": {}, "cost": 2.0}"#,
+        "cost: expected a positive integer without a decimal point or an exponent; write 2",
+    ),
+    (
+        r#"{"entries": {}, "cost": 0.0}"#,
+        "cost: expected a positive integer, got 0",
+    ),
+    (
         r#"{"entries": {}, "cost": "1"}"#,
         "cost: expected a positive integer, got \"1\"",
     ),

@@ -378,8 +378,15 @@ fn a_proxy_reserves_and_settles_with_headers() {
     );
     assert_eq!(settle(token, "0").status, 200);
     assert_eq!(authorize().status, 200, "the first login has succeeded");
-    let wrong = listener
-        .connect()
-        .ask("GET", "/v1/authorize?reserve=soon", &forwarded, b"");
-    assert_eq!(wrong.problem(), "reserve: must be a duration such as 30s");
+    for (duration, problem) in [
+        ("soon", "expected a duration with its unit, such as 500ms"),
+        ("30", "expected a duration with its unit, such as 500ms"),
+        ("0s", "a duration must be longer than zero, got \"0s\""),
+        ("999us", "must be at least 1ms"),
+    ] {
+        let target = format!("/v1/authorize?reserve={duration}");
+        let wrong = listener.connect().ask("GET", &target, &forwarded, b"");
+        let expected = format!("reserve: {problem}");
+        assert!(wrong.problem().starts_with(&expected), "{wrong:?}");
+    }
 }

@@ -470,12 +470,10 @@ pub(super) fn check_target(rule: &Rule, target: &OverrideTarget) -> Result<(), R
     }
     let (own, given) = (rule.key().len(), values.len());
     if own != given {
-        let names = rule.key().collect::<Vec<_>>().join(", ");
-        let problem = format!(
-            "rule \"{}\" has a key of {own} ({names}), but the pattern has {given}; write one pattern \
-             for each entry of the key, such as `*`",
-            rule.name()
-        );
+        let mut problem = format!("{}, but the pattern has {given}", rule.key_description());
+        if own > 0 {
+            problem.push_str("; write one pattern for each entry of the key, such as `*`");
+        }
         return Err(RuleError::new("key", problem));
     }
     patterns::parse(values.into_iter()).map(drop)

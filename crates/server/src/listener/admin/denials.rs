@@ -13,7 +13,6 @@ use tidegate_limiter::{
 };
 use tidegate_net::{
     Problem,
-    input::shown,
     response::{Answer, json},
 };
 
@@ -111,17 +110,15 @@ pub(super) async fn list(
 
 /// Checks that the request contains one value for each key entry of the rule.
 fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
-    let names: Vec<&str> = rule.key().collect();
-    if key.is_empty() || key.len() == names.len() {
+    let entries = rule.key().len();
+    if key.is_empty() || key.len() == entries {
         return Ok(());
     }
-    let problem = format!(
-        "rule \"{}\" has a key of {} values ({}), got {}; repeat `key` for each value, in this order",
-        shown(rule.name()),
-        names.len(),
-        names.join(", "),
-        key.len()
-    );
+    let advice = match entries {
+        0 => "omit `key`",
+        _ => "repeat `key` for each value, in this order",
+    };
+    let problem = format!("{}, got {}; {advice}", rule.key_description(), key.len());
     Err(Problem::bad("key", problem))
 }
 

@@ -404,10 +404,12 @@ fn options(query: &str) -> Result<Options<'_>, Problem> {
                 }
             }
             "reserve" => {
-                let ttl = notation::span(value).ok();
-                let ttl = ttl.filter(|ttl| *ttl >= Span::from_millis(1));
-                let wrong = || Problem::bad("reserve", "must be a duration such as 30s");
-                options.reserve = Some(ttl.ok_or_else(wrong)?);
+                let ttl = notation::span(value);
+                let ttl = ttl.map_err(|error| Problem::bad("reserve", error.to_string()))?;
+                if ttl < Span::from_millis(1) {
+                    return Err(Problem::bad("reserve", "must be at least 1ms"));
+                }
+                options.reserve = Some(ttl);
             }
             _ => {
                 return Err(Problem::bad(
