@@ -54,10 +54,19 @@ pub struct OverrideChanges {
     pub removed: Vec<Vec<u8>>,
 }
 
+/// The result of [`RedisStore::put_override`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PutOverride {
+    /// The override was set. Contains the document of the override that it replaced, even if another
+    /// server has just set that override.
+    Set(Option<Vec<u8>>),
+    /// Nothing has changed, because there are already [`bounds::MAX_OVERRIDES`] other overrides.
+    TooMany,
+}
+
 impl RedisStore {
     /// Sets the override `id` to `document`. `until` is the instant at which the override ends;
-    /// `None` if it has no end. Returns false and changes nothing if there are already
-    /// [`bounds::MAX_OVERRIDES`] other overrides.
+    /// `None` if it has no end.
     ///
     /// # Errors
     ///
@@ -67,7 +76,7 @@ impl RedisStore {
         id: Vec<u8>,
         document: Vec<u8>,
         until: Option<Timestamp>,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<PutOverride, StoreError> {
         let until = until.map(|until| text(until.as_micros().div_ceil(1_000)));
         let most = text(bounds::MAX_OVERRIDES as u64);
         let put = vec![
@@ -78,7 +87,13 @@ impl RedisStore {
             most,
         ];
         let reply = self.call_overrides(put).await?;
-        Ok(decode::integer(&reply) == Some(1))
+        if decode::integer(&reply) == Some(0) {
+            return Ok(PutOverride::TooMany);
+        }
+        let replaced = decode::bytes(reply).ok_or_else(StoreError::unexpected_reply)?;
+        Ok(PutOverride::Set(
+            Some(replaced).filter(|document| !document.is_empty()),
+        ))
     }
 
     /// Removes the override `id`, and returns its document. Returns `None` if there was no override

@@ -34,7 +34,7 @@ use tidegate_core::{
     OverrideTarget, Overrides, Rule, Store as _, Timestamp,
 };
 use tidegate_net::prometheus::{Metric, Page, count};
-use tidegate_redis::{OverrideChanges, OverrideVersion, RedisStore, StoreError};
+use tidegate_redis::{OverrideChanges, OverrideVersion, PutOverride, RedisStore, StoreError};
 
 pub(crate) use self::stored::LiveTables;
 use self::{
@@ -250,17 +250,14 @@ impl ServerLimiter {
             let document = OverrideDocument::new(rule.name(), target, &new);
             return self.change_override_in_memory(document).await;
         };
-        let replaced = overrides.get(rule.name(), target);
         let (document, until) = (OverrideDocument::new(rule.name(), target, &new), new.until);
         let store = redis.store();
-        if !store
-            .put_override(document.id(), document.encode(), until)
-            .await?
-        {
+        let put = store.put_override(document.id(), document.encode(), until);
+        let PutOverride::Set(replaced) = put.await? else {
             return Err(ChangeError::Refused(OverrideError::TooMany));
-        }
+        };
         self.read_own_change(store).await;
-        Ok(replaced)
+        Ok(replaced.as_deref().and_then(decode_override))
     }
 
     /// Removes the override of `target` for the rule with the name `rule`, and returns it. Returns
@@ -282,10 +279,7 @@ impl ServerLimiter {
         let id = id::of_override(rule, target);
         let removed = redis.store().drop_override(id).await?;
         self.read_own_change(redis.store()).await;
-        match removed.map(|document| StoredDocument::decode(&document)) {
-            Some(Ok(StoredDocument::Override(document))) => Ok(document.into_override()),
-            _ => Ok(None),
-        }
+        Ok(removed.as_deref().and_then(decode_override))
     }
 
     /// Sets the block by entries with this `target`, and returns the block that it replaces. The
@@ -308,14 +302,11 @@ impl ServerLimiter {
         let Some(redis) = self.redis_store() else {
             return self.change_block_in_memory(document).await;
         };
-        let (replaced, store) = (blocks.get(target), redis.store());
-        let (id, until) = (document.id(), new.until);
-        if !store
-            .put_override(id.clone(), document.encode(), until)
-            .await?
-        {
+        let (store, id, until) = (redis.store(), document.id(), new.until);
+        let put = store.put_override(id.clone(), document.encode(), until);
+        let PutOverride::Set(replaced) = put.await? else {
             return Err(ChangeError::Refused(EntryBlockError::TooMany));
-        }
+        };
         self.read_own_change(store).await;
         // Another server may have set the last possible block at the same time. The servers apply
         // the changes in the same order, so no server enforces the excess block.
@@ -323,7 +314,7 @@ impl ServerLimiter {
             store.drop_override(id).await?;
             return Err(ChangeError::Refused(error));
         }
-        Ok(replaced)
+        Ok(replaced.as_deref().and_then(decode_block))
     }
 
     /// Removes the block by entries with this `target`, and returns it. Returns `None` if there is
@@ -343,10 +334,7 @@ impl ServerLimiter {
         };
         let removed = redis.store().drop_override(id::of_block(target)).await?;
         self.read_own_change(redis.store()).await;
-        match removed.map(|document| StoredDocument::decode(&document)) {
-            Some(Ok(StoredDocument::Block(document))) => Ok(document.into_block()),
-            _ => Ok(None),
-        }
+        Ok(removed.as_deref().and_then(decode_block))
     }
 
     /// Changes a block of a memory store. Returns the replaced or removed block.
@@ -583,6 +571,23 @@ impl ServerLimiter {
         } else {
             self.live.remove_ended(now);
         }
+    }
+}
+
+/// Returns the override in a document from Redis. Returns `None` if a newer version of Tidegate has
+/// written the document in a different format.
+fn decode_override(document: &[u8]) -> Option<Override> {
+    match StoredDocument::decode(document) {
+        Ok(StoredDocument::Override(document)) => document.into_override(),
+        _ => None,
+    }
+}
+
+/// Returns the block in a document from Redis, like [`decode_override`].
+fn decode_block(document: &[u8]) -> Option<EntryBlock> {
+    match StoredDocument::decode(document) {
+        Ok(StoredDocument::Block(document)) => document.into_block(),
+        _ => None,
     }
 }
 

@@ -7,8 +7,8 @@
 -- KEYS[4]  a sorted set of the ids of overrides with an end, by their end in milliseconds
 -- KEYS[5]  a sorted set of the latest versions
 -- ARGV     one of these operations:
---          'put', id, document, end or an empty string, maximum number of overrides: returns 1, or
---          0 if there are too many
+--          'put', id, document, end or an empty string, maximum number of overrides: returns the
+--          document of the replaced override, or an empty string; or 0 if there are too many
 --          'drop', id, number of removals to keep: returns the document of the removed override,
 --          or an empty string
 --          'sweep', milliseconds since 1970, maximum, number of removals to keep: removes at most
@@ -68,7 +68,8 @@ end
 
 if verb == 'put' then
   local document, ends = ARGV[3], ARGV[4]
-  if call('HEXISTS', KEYS[1], id) == 0 then
+  local replaced = call('HGET', KEYS[1], id)
+  if not replaced then
     if call('ZCARD', KEYS[2]) >= tonumber(ARGV[5]) then
       return 0
     end
@@ -85,7 +86,7 @@ if verb == 'put' then
   else
     call('ZADD', KEYS[4], ends, id)
   end
-  return 1
+  return replaced or ''
 elseif verb == 'drop' then
   local document = call('HGET', KEYS[1], id)
   if not document then

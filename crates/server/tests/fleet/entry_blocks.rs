@@ -76,6 +76,20 @@ fn test_fleet(a: &Node, b: &Node) {
     agree(&[a, b], "203.0.113.9", false);
 }
 
+/// Neither server reads the changes of the other server before its own change.
+#[test]
+fn a_change_returns_what_another_server_has_just_set() {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = &nodes;
+    nodes.iter().for_each(|node| node.until_up(true));
+    assert!(set(a, "203.0.113.0/24").is_none());
+    let replaced = set(b, "203.0.113.0/24");
+    assert_eq!(&*replaced.unwrap().reason, "a test");
+    assert!(remove(a, "203.0.113.0/24"));
+    assert!(set(b, "203.0.113.0/24").is_none());
+}
+
 #[test]
 fn a_block_takes_effect_on_all_servers() {
     let redis = RedisServer::start();

@@ -12,6 +12,7 @@ use std::{
 
 use tidegate_core::{Override, OverrideTarget, Replacement};
 use tidegate_limiter::overrides::ChangeOverrideError;
+use tidegate_redis::PutOverride;
 
 use crate::{
     node::Node,
@@ -117,8 +118,23 @@ fn store_many(node: &Node, count: usize) {
         let id = [RULE.as_bytes(), b"\xFFk\xFF", user.as_bytes()].concat();
         let document = format!(r#"{{"rule":"{RULE}","key":["{user}"],"limits":["20/h"]}}"#);
         let put = store.put_override(id, document.into_bytes(), None);
-        assert!(node.run(put).unwrap());
+        assert_eq!(node.run(put).unwrap(), PutOverride::Set(None));
     }
+}
+
+/// Neither server reads the changes of the other server before its own change.
+#[test]
+fn a_change_returns_what_another_server_has_just_set() {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = &nodes;
+    nodes.iter().for_each(|node| node.until_up(true));
+    let set = |node, limit| set(node, "alice", limit).map(|found| found.replacement.to_string());
+    assert_eq!(set(a, "15/h"), None);
+    assert_eq!(set(b, "12/h"), Some("15/h".to_owned()));
+    assert_eq!(set(a, "20/h"), Some("12/h".to_owned()));
+    assert!(remove(b, "alice"));
+    assert_eq!(set(a, "15/h"), None);
 }
 
 /// `scripts/overrides/run` measures the same with a million overrides.
@@ -389,12 +405,8 @@ fn a_new_server_reads_all_overrides_after_many_removals() {
     const REMOVED: usize = 10_100;
     first.run(async {
         for number in 0..KEPT + REMOVED {
-            assert!(
-                store
-                    .put_override(id(number), document(number), None)
-                    .await
-                    .unwrap()
-            );
+            let put = store.put_override(id(number), document(number), None);
+            assert_eq!(put.await.unwrap(), PutOverride::Set(None));
         }
         for number in KEPT..KEPT + REMOVED {
             let removed = store.drop_override(id(number)).await.unwrap();
@@ -425,7 +437,7 @@ fn ended_overrides_are_removed_from_redis_and_from_all_servers() {
         document.to_vec(),
         Some(ends),
     );
-    assert!(node.run(put).unwrap());
+    assert_eq!(node.run(put).unwrap(), PutOverride::Set(None));
     agree(&[&node], &["alice 20/h"]);
     let later = tidegate_core::Timestamp::from_micros(2_000);
     assert!(

@@ -128,11 +128,14 @@ pub(super) async fn put(
             new.reason.clone_from(&current.reason);
         }
     }
-    let changed = limiter.set_entry_block(&target, new.clone()).await;
-    changed.map_err(change_problem)?;
+    let replaced = limiter.set_entry_block(&target, new.clone()).await;
+    let replaced = replaced.map_err(change_problem)?;
+    let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
     let view = View::new(limiter, &rules);
     let mut document = view.document(&target, &new);
-    let before = current.as_ref().map(|current| view.end_and_reason(current));
+    let before = replaced
+        .as_ref()
+        .map(|replaced| view.end_and_reason(replaced));
     if let Some(before) = &before {
         document["replaced"] = before.clone();
     }
