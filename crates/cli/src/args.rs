@@ -344,6 +344,7 @@ pub(crate) struct BlockOptions {
     /// The end, as a date such as 2026-12-01T00:00:00Z; only with --entry
     #[arg(long, value_name = "DATE", requires = "entries", conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) until: Option<String>,
+    #[arg(allow_hyphen_values = true, value_parser = duration)]
     /// The reason, shown in the list of blocks
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -373,14 +374,15 @@ pub(crate) struct BlocksOptions {
 #[derive(Debug, clap::Args)]
 pub(crate) struct OverrideOptions {
     /// A limit such as 200/min, or a factor such as 2x; may be repeated for several limits
-    #[arg(long = "limit", value_name = "LIMIT", required_unless_present_any = ["plan", "remove"])]
+    #[arg(long = "limit", value_name = "LIMIT", group = "change")]
     #[arg(allow_hyphen_values = true, value_parser = limit)]
+#[command(group = clap::ArgGroup::new("change").required(true))]
     pub(crate) limits: Vec<String>,
     /// The plan whose limits apply
-    #[arg(long, value_name = "PLAN", conflicts_with = "limits")]
+    #[arg(long, value_name = "PLAN", group = "change")]
     pub(crate) plan: Option<String>,
     /// Remove the override, even if the rule no longer exists
-    #[arg(long, conflicts_with_all = ["limits", "plan", "span", "until", "reason", "raw"])]
+    #[arg(long, group = "change", conflicts_with_all = ["span", "until", "reason", "raw"])]
     pub(crate) remove: bool,
     /// The duration, such as 2h or 7d [default: forever]
     #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
@@ -388,6 +390,7 @@ pub(crate) struct OverrideOptions {
     /// The end, as a date such as 2026-12-01T00:00:00Z
     #[arg(long, value_name = "DATE")]
     pub(crate) until: Option<String>,
+    #[arg(allow_hyphen_values = true, value_parser = duration)]
     /// The reason, shown in the list of overrides
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -533,6 +536,13 @@ fn entry(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("expected NAME=VALUE, such as path=/login".to_owned()),
+fn duration(text: &str) -> Result<String, String> {
+    match text.starts_with('-') {
+        false => Ok(text.to_owned()),
+        true => Err("expected a duration such as 2h, which is not negative".to_owned()),
+    }
+}
+
     }
 }
 
@@ -787,6 +797,46 @@ mod tests {
     fn the_options_of_entries_are_refused_for_a_key() {
         let parse = |command: &str, target: &[&str], option: &[&str]| {
             let arguments = [&["tidegate", command], target, option].concat();
+    #[test]
+    fn a_negative_duration_is_refused_with_the_expected_form() {
+        for arguments in [
+            &["tidegate", "override", "api", "acme", "--limit", "2x"][..],
+            &["tidegate", "block", "api", "acme"],
+        ] {
+            let parse = |span| Args::try_parse_from([arguments, &["--for", span]].concat());
+            assert!(parse("1h").is_ok());
+            for span in ["-1h", "--reason"] {
+                let error = parse(span).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::ValueValidation, "{span}");
+                let error = error.to_string();
+                assert!(error.contains("--for <TIME>"), "{error}");
+                assert!(error.contains("a duration such as 2h"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_override_without_a_change_names_the_options() {
+        let parse = |options: &[&str]| {
+            let arguments = [&["tidegate", "override", "api", "acme"], options].concat();
+            Args::try_parse_from(arguments)
+        };
+        let error = parse(&[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument);
+        let expected = "<--limit <LIMIT>|--plan <PLAN>|--remove>";
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!(parse(&["--limit", "2/s", "--limit", "9/min"]).is_ok());
+        for options in [
+            &["--limit", "2x", "--plan", "pro"][..],
+            &["--limit", "2x", "--remove"],
+            &["--plan", "pro", "--remove"],
+            &["--remove", "--reason", "x"],
+        ] {
+            let kind = parse(options).unwrap_err().kind();
+            assert_eq!(kind, ErrorKind::ArgumentConflict, "{options:?}");
+        }
+    }
+
             Args::try_parse_from(arguments)
                 .map_err(|error| error.kind())
                 .err()
