@@ -148,9 +148,13 @@ The rules file names the candidate rules: `candidate: {rules: FILE}`. The server
 every request, counts the differences, and never denies a request because of them. `promote` activates them until \
 the next reload or restart.";
 
-const RESET_HELP: &str = key_help!(
-    "  tidegate reset login 203.0.113.9
+const RESET_HELP: &str = concat!(
+    key_help!(
+        "  tidegate reset login 203.0.113.9
   tidegate reset --throttle user:42"
+    ),
+    "\n\nWith Redis, the other servers may still deny requests of the key for up to \
+     `store.denial_cache_ttl` (default 1s), because they cache denials."
 );
 
 const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
@@ -340,11 +344,11 @@ pub(crate) struct BlockOptions {
     /// The duration, such as 10min, 1h or forever [default for a key: the rule's longest window, at
     /// least 1min]
     #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
+    #[arg(allow_hyphen_values = true, value_parser = duration)]
     pub(crate) span: Option<String>,
     /// The end, as a date such as 2026-12-01T00:00:00Z; only with --entry
     #[arg(long, value_name = "DATE", requires = "entries", conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) until: Option<String>,
-    #[arg(allow_hyphen_values = true, value_parser = duration)]
     /// The reason, shown in the list of blocks
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -372,11 +376,11 @@ pub(crate) struct BlocksOptions {
 
 /// The limits of an override, and its end.
 #[derive(Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("change").required(true))]
 pub(crate) struct OverrideOptions {
     /// A limit such as 200/min, or a factor such as 2x; may be repeated for several limits
     #[arg(long = "limit", value_name = "LIMIT", group = "change")]
     #[arg(allow_hyphen_values = true, value_parser = limit)]
-#[command(group = clap::ArgGroup::new("change").required(true))]
     pub(crate) limits: Vec<String>,
     /// The plan whose limits apply
     #[arg(long, value_name = "PLAN", group = "change")]
@@ -386,11 +390,11 @@ pub(crate) struct OverrideOptions {
     pub(crate) remove: bool,
     /// The duration, such as 2h or 7d [default: forever]
     #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
+    #[arg(allow_hyphen_values = true, value_parser = duration)]
     pub(crate) span: Option<String>,
     /// The end, as a date such as 2026-12-01T00:00:00Z
     #[arg(long, value_name = "DATE")]
     pub(crate) until: Option<String>,
-    #[arg(allow_hyphen_values = true, value_parser = duration)]
     /// The reason, shown in the list of overrides
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -532,10 +536,6 @@ fn limit(text: &str) -> Result<String, String> {
     }
 }
 
-fn entry(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("expected NAME=VALUE, such as path=/login".to_owned()),
 fn duration(text: &str) -> Result<String, String> {
     match text.starts_with('-') {
         false => Ok(text.to_owned()),
@@ -543,6 +543,10 @@ fn duration(text: &str) -> Result<String, String> {
     }
 }
 
+fn entry(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE, such as path=/login".to_owned()),
     }
 }
 
@@ -794,10 +798,6 @@ mod tests {
     }
 
     #[test]
-    fn the_options_of_entries_are_refused_for_a_key() {
-        let parse = |command: &str, target: &[&str], option: &[&str]| {
-            let arguments = [&["tidegate", command], target, option].concat();
-    #[test]
     fn a_negative_duration_is_refused_with_the_expected_form() {
         for arguments in [
             &["tidegate", "override", "api", "acme", "--limit", "2x"][..],
@@ -837,6 +837,10 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_options_of_entries_are_refused_for_a_key() {
+        let parse = |command: &str, target: &[&str], option: &[&str]| {
+            let arguments = [&["tidegate", command], target, option].concat();
             Args::try_parse_from(arguments)
                 .map_err(|error| error.kind())
                 .err()
