@@ -116,6 +116,9 @@ fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     Ok(stored)
 }
 
+/// The length of an entry of a stored sliding window log: an instant and a sum.
+const ENTRY_BYTES: usize = 7 + 3;
+
 /// The maximum cost of one stamp (an entry of a decoded sliding window log).
 const MOST: u64 = 2_047;
 
@@ -293,7 +296,9 @@ impl Input<'_> {
             self.number(7)?;
             self.number(7)?;
         }
-        let mut stamps = Vec::new();
+        // Redis may hold an invalid value, so the memory is bounded by the bytes that it has.
+        let most = self.0.len() / ENTRY_BYTES;
+        let mut stamps = Vec::with_capacity(usize::try_from(entries).unwrap_or(most).min(most));
         for _ in 0..entries {
             let (at, before) = (self.u56()?, sum);
             sum = self.number(3)?;
