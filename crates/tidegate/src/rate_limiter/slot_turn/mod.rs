@@ -28,9 +28,9 @@ use std::sync::{
 };
 
 use tidegate_core::{
-    Accounting, Algorithm, CacheSearch, Charge, Decision, Effect, Limit, Outcome, Request,
-    RequestError, RetryAfter, RuleSet, Scratch, SlotEstimate, SlotWait, Span, Store, StoreDecision,
-    StoreRequest, Timestamp, Verdict,
+    Accounting, Algorithm, CacheSearch, Charge, Decision, Effect, Limit, MaybeReady, Outcome,
+    Request, RequestError, RetryAfter, RuleSet, Scratch, SlotEstimate, SlotWait, Span, Store,
+    StoreDecision, StoreRequest, Timestamp, Verdict,
 };
 
 use super::{OwnedCharges, RateLimiter, stretch};
@@ -366,11 +366,19 @@ impl<'s> SlotTurn<'s> {
         outcomes: &mut Vec<Outcome>,
     ) -> TurnDecision<S::Receipt> {
         let _calling = self.signal.map(StoreCall::new);
+        // An `.await` of a ready decision would move it several times.
         let (decided, receipt) = if self.receipts == Receipts::Wanted && request.effect.can_write()
         {
-            store.reserve(request, outcomes).await
+            match store.reserve(request, outcomes).boxed() {
+                MaybeReady::Ready(reserved) => reserved,
+                MaybeReady::Pending(reserving) => reserving.await,
+            }
         } else {
-            (store.decide(request, outcomes).await, None)
+            let decided = match store.decide(request, outcomes).boxed() {
+                MaybeReady::Ready(decided) => decided,
+                MaybeReady::Pending(deciding) => deciding.await,
+            };
+            (decided, None)
         };
         TurnDecision { decided, receipt }
     }
