@@ -102,19 +102,21 @@ impl Shard {
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
             return self.renew_with_growth(charge, hash, charged, now);
         };
-        let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
         let is_other = !entry.was_left_under(charged.fingerprint);
         if entry.is_unclamped() || !is_other && !entry.renews_in_place(charged) {
+            // The general path converts the state, which would lose the units of other algorithms.
+            let state = entry.key_state();
+            if state.is_some_and(|state| !charge.limits.is_alike(&state)) {
+                return Renewal::Lost;
+            }
             return self.renew_with_growth(charge, hash, charged, now);
         }
         let (is_hot, fingerprint) = (entry.is_hot(), entry.fingerprint());
         self.cold.heap_bytes -= entry.heap_bytes();
-        let mut key_state = if is_other {
-            entry.take_as_left(charge.limits)
-        } else {
-            entry.take(charge.limits, context).key_state
-        };
+        // The state must not be converted: a log and a lease of the same length have the same
+        // fingerprint.
+        let mut key_state = entry.take_as_left(charge.limits);
         let are_held = charge.limits.renew(&mut key_state, now, charged);
         entry.put(key_state, fingerprint, is_hot);
         self.cold.heap_bytes += entry.heap_bytes();
