@@ -55,7 +55,7 @@ impl<'j> Field<'j, '_> {
     pub(super) fn number(self, problems: &mut Vec<Problem>) -> Option<u64> {
         match self.value {
             Json::Whole(number) => Some(*number),
-            _ => self.expected_integer("a non-negative integer", problems),
+            _ => self.expected_integer("a non-negative integer", 0.0, problems),
         }
     }
 
@@ -65,21 +65,27 @@ impl<'j> Field<'j, '_> {
                 Ok(cost) => Some(cost),
                 Err(error) => self.wrong(error.problem, problems),
             },
-            _ => self.expected_integer("a positive integer", problems),
+            _ => self.expected_integer("a positive integer", 1.0, problems),
         }
     }
 
-    /// Reports a value that is not an integer. `1e3` and `1000.0` are not integers in JSON either,
-    /// although they have the value of one.
-    fn expected_integer<T>(self, what: &str, problems: &mut Vec<Problem>) -> Option<T> {
+    /// Reports a value that is not an integer from `lowest`. `1e3` and `1000.0` are not integers
+    /// either, although they have the value of one.
+    fn expected_integer<T>(
+        self,
+        what: &str,
+        lowest: f64,
+        problems: &mut Vec<Problem>,
+    ) -> Option<T> {
         match self.value {
-            Json::Number(number) if number.fract() == 0.0 && (1.0..1e15).contains(number) => self
-                .wrong(
+            Json::Number(number) if number.fract() == 0.0 && (lowest..1e15).contains(number) => {
+                self.wrong(
                     format!(
                         "expected {what} without a decimal point or an exponent; write {number}"
                     ),
                     problems,
-                ),
+                )
+            }
             _ => self.expected(what, problems),
         }
     }
