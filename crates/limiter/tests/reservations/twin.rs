@@ -355,7 +355,7 @@ impl Key {
         *self = Self {
             resets,
             most: self.most,
-            highest_most: self.highest_most,
+            highest_most: self.most,
             ..Self::new(self.kind)
         };
     }
