@@ -60,8 +60,8 @@ impl NotOutstanding {
                 "was already settled; only a settlement at the same cost can be repeated"
             }
             Self::SlotLost => {
-                "has lost its concurrency slot: it was renewed too late, or a reload has changed \
-                 the limits of the rule"
+                "has lost its concurrency slot: it was renewed too late, its key was reset, or the \
+                 limits of the rule have changed"
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::rate_limiter::{OwnedCharges, StoredCharge, release_slots};
+use tidegate::rate_limiter::{ChargesToRenew, OwnedCharges, StoredCharge, release_slots};
 use tidegate_core::{Charge, Refund, Renewal, RuleSet, Span, Timestamp};
 use tidegate_redis::{
     FallbackReceipt, RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus,
@@ -176,8 +176,7 @@ impl ServerLimiter {
     ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
         let mut shared = self.shared_reservation(ReservationKind::Request, shared);
-        let charges = shared.charges.for_renewal(&self.rules(), now);
-        let lease = charges.lease();
+        let ChargesToRenew { charges, lease } = shared.charges.for_renewal(&self.rules(), now);
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let until = now.after(ttl);
         let list = charges.as_charges();

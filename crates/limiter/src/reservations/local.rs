@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tidegate::rate_limiter::{OwnedCharges, release_slots};
+use tidegate::rate_limiter::{ChargesToRenew, OwnedCharges, release_slots};
 use tidegate_core::{Refund, Renewal, Span, Store, Timestamp};
 
 use super::{
@@ -70,8 +70,7 @@ impl ServerLimiter {
             self.expire_locally(outstanding, now);
             return Err(NotOutstanding::Expired.into());
         }
-        let charges = outstanding.charges.for_renewal(&self.rules(), now);
-        let lease = charges.lease();
+        let ChargesToRenew { charges, lease } = outstanding.charges.for_renewal(&self.rules(), now);
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let mut renewal = Renewal::Held;
         if lease.is_some()

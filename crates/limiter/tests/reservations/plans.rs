@@ -1,7 +1,7 @@
 //! Reservations of requests that name a plan, and of rules that a reload changes or removes.
 
 use tidegate_config::ReservationExpiry;
-use tidegate_core::{Effect, Replacement};
+use tidegate_core::{Effect, Replacement, Span};
 use tidegate_limiter::reservations::{NotOutstanding, ReservationError};
 use tokio::runtime::Runtime;
 
@@ -185,16 +185,19 @@ fn a_renewal_acquires_a_lost_slot_under_the_current_limits() {
     });
 }
 
-/// A reload makes the leases longer. A renewal renews a held slot for the lease under which it was
-/// reserved.
+/// A reload changes the leases. A renewal keeps a held slot, and reports no more time than the
+/// shorter of both leases.
 #[test]
 fn a_renewal_keeps_a_held_slot_if_the_lease_has_changed() {
     on_each_backend(|runtime, backend| {
-        let fleet = fleet(runtime, backend, Pro::Slots(2), "lease");
-        let token = fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token;
-        fleet.reload(&rules(Pro::Slots(2)).replace("30s", "60s"));
-        fleet.renew(fleet.len() - 1, &token, TTL).unwrap();
-        assert_eq!(fleet.remaining(0, 0), 0);
+        for (lease, held_for) in [("60s", 30), ("10s", 10)] {
+            let fleet = fleet(runtime, backend, Pro::Slots(2), lease);
+            let token = fleet.reserve_entries(0, &WITH_PLAN, 1, TTL).unwrap().token;
+            fleet.reload(&rules(Pro::Slots(2)).replace("30s", lease));
+            let renewed = fleet.renew(fleet.len() - 1, &token, TTL).unwrap();
+            assert_eq!(renewed.expires_in, Span::from_secs(held_for), "{lease}");
+            assert_eq!(fleet.remaining(0, 0), 0, "{lease}");
+        }
     });
 }
 
@@ -280,6 +283,37 @@ fn a_slot_is_lost_after_a_request_under_a_changed_rule() {
                 fleet.set_clocks(START + 30 * SECOND);
                 assert_eq!(fleet.remaining(0, 0), 2, "the lease has ended: {name}");
             }
+        }
+    });
+}
+
+/// A concurrency limit becomes a log whose window is as long as the lease. After requests under the
+/// log, a renewal loses the slot, and does not change the units of the log.
+#[test]
+fn a_renewal_keeps_the_units_of_slots_that_became_a_log() {
+    on_each_backend(|runtime, backend| {
+        for is_undone in [false, true] {
+            let fleet = fleet(
+                runtime,
+                backend,
+                Pro::Log(20),
+                &format!("units {is_undone}"),
+            );
+            fleet.reload(&rules_with("SLOTS"));
+            let reserve = fleet.reserve_entries(0, &WITHOUT_PLAN, 1, TTL);
+            let token = reserve.unwrap().token;
+            fleet.reload(&rules_with("20/30s"));
+            for _ in 0..15 {
+                assert!(fleet.check_entries(0, &WITHOUT_PLAN, 1, Effect::Charge));
+            }
+            if is_undone {
+                fleet.reload(&rules_with("SLOTS"));
+            }
+            let lost = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
+            let renewed = fleet.renew(fleet.len() - 1, &token, TTL);
+            assert_eq!(renewed.map(|_| ()), Err(lost), "{is_undone}");
+            fleet.reload(&rules_with("20/30s"));
+            assert_eq!(fleet.remaining(0, 0), 5, "{is_undone}");
         }
     });
 }

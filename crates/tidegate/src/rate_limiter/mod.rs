@@ -16,7 +16,7 @@ use crate::Waiters;
 
 pub use self::{
     excess::{charge_excess, excess_costs},
-    owned_charges::{OwnedCharge, OwnedCharges, StoredCharge},
+    owned_charges::{ChargesToRenew, OwnedCharge, OwnedCharges, StoredCharge},
     slot_turn::{
         CancelSignal, DecidedRequestTurn, Receipts, SlotTurn, TurnBuffers, TurnDecision,
         release_slots,

@@ -41,6 +41,17 @@ pub struct StoredCharge {
     pub plan: Option<Box<str>>,
 }
 
+/// The charges of a reservation that is renewed, from [`OwnedCharges::for_renewal`].
+#[derive(Debug)]
+pub struct ChargesToRenew {
+    /// The charges under the limits with which their leases are renewed.
+    pub charges: OwnedCharges,
+    /// How long the renewed leases are certainly held; `None` without leases. This is the shortest
+    /// lease of these charges and of the limits in force, because each request converts the state
+    /// of a key to the limits in force.
+    pub lease: Option<Span>,
+}
+
 impl OwnedCharges {
     /// Copies `charges`, which were made under `rules`.
     #[must_use]
@@ -135,14 +146,17 @@ impl OwnedCharges {
     /// acquired again. Under other rates, windows or leases, the store could not find the slots, so
     /// such a charge keeps its limits.
     #[must_use]
-    pub fn for_renewal(&self, rules: &Arc<RuleSet>, now: Timestamp) -> Self {
-        let mut renewed = self.under_current_limits(rules, now);
-        for (charge, own) in renewed.list.iter_mut().zip(&self.list) {
+    pub fn for_renewal(&self, rules: &Arc<RuleSet>, now: Timestamp) -> ChargesToRenew {
+        let mut charges = self.under_current_limits(rules, now);
+        let current_lease = charges.lease();
+        for (charge, own) in charges.list.iter_mut().zip(&self.list) {
             if !charge.limits.has_terms_of(&own.limits) {
                 charge.limits = Arc::clone(&own.limits);
             }
         }
-        renewed
+        let lease = charges.lease();
+        let lease = lease.map(|lease| current_lease.map_or(lease, |current| lease.min(current)));
+        ChargesToRenew { charges, lease }
     }
 
     /// Creates charges with the given keys, limits and costs, such as those of Envoy's descriptors.
