@@ -231,7 +231,7 @@ impl ServerLimiter {
             receipt.is_some_and(|receipt| receipt.is_charged(at))
         };
         let settled = settled(&outstanding.charges, is_charged, cost);
-        let final_charges = FinalCharges::new(&outstanding.charges, cost);
+        let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);
         self.end_locally(outstanding, &final_charges, now);
         self.count_settled();
         Ok(CounterSettlement::Settled(settled))

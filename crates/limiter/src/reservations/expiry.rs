@@ -109,9 +109,10 @@ impl ServerLimiter {
         charges: &'c OwnedCharges,
     ) -> impl Fn(ReservationEnd) -> Vec<Settlement> + use<'c> {
         let on_expiry = self.reservations.settings.on_expiry;
+        let rules = self.rules();
         move |end| {
             let final_charges = match end {
-                ReservationEnd::Settled(cost) => FinalCharges::new(charges, cost),
+                ReservationEnd::Settled(cost) => FinalCharges::new(charges, &rules, cost),
                 ReservationEnd::Expired => FinalCharges::of_expired(charges, on_expiry),
             };
             final_charges.settlements.into_vec()
@@ -188,7 +189,7 @@ impl ServerLimiter {
             }
             // Another server has settled the reservation.
             Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost), _)) => {
-                let final_charges = FinalCharges::new(&outstanding.charges, cost);
+                let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
             // An earlier call has ended the reservation, but its reply was lost.

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tidegate::rate_limiter::{OwnedCharge, OwnedCharges, charge_excess, excess_costs};
 use tidegate_config::ReservationExpiry;
-use tidegate_core::{Charge, CostSource, Rule, Settlement, Timestamp};
+use tidegate_core::{Charge, CostSource, Rule, RuleSet, Settlement, Timestamp};
 
 use crate::ServerLimiter;
 
@@ -13,16 +13,29 @@ pub(super) struct FinalCharges {
     pub(super) amounts: SmallVec<[u64; 1]>,
     /// The settlement of each charge.
     pub(super) settlements: SmallVec<[Settlement; 1]>,
+    /// The largest excess over a reserved amount that is never charged, because the rule also has
+    /// concurrency slots.
+    pub(super) uncharged: u64,
 }
 
 impl FinalCharges {
-    /// Returns the final charges of a request with this final cost.
-    pub(super) fn new(charges: &OwnedCharges, cost: u64) -> Self {
+    /// Returns the final charges of a request with this final cost. `rules` are the rules in force:
+    /// they determine the cost, so that every server that settles the reservation determines the
+    /// same cost after a reload.
+    pub(super) fn new(charges: &OwnedCharges, rules: &RuleSet, cost: u64) -> Self {
         let has_rules = charges.has_rules();
-        let final_charge = |(charge, rule): (&OwnedCharge, Option<&Rule>)| {
+        let mut uncharged = 0;
+        let final_charge = |charge: &OwnedCharge| {
             let reserved = charge.cost.units();
-            match rule {
-                Some(rule) => final_charge(rule, reserved, cost),
+            match rules.rule_of(&charge.key).filter(|_| has_rules) {
+                Some(rule) => {
+                    let amount = final_charge(rule, reserved, cost);
+                    let is_capped = matches!(rule.cost(), CostSource::Request) && rule.has_slots();
+                    if is_capped && charge.limits().has_units() {
+                        uncharged = uncharged.max(cost.saturating_sub(reserved));
+                    }
+                    amount
+                }
                 // This server does not have the rule, so it does not know how the rule determines
                 // its cost.
                 None if has_rules => cost.min(reserved),
@@ -30,8 +43,11 @@ impl FinalCharges {
                 None => cost,
             }
         };
-        let amounts = charges.with_rules().map(final_charge).collect();
-        Self::from_amounts(charges, amounts)
+        let amounts = charges.list().iter().map(final_charge).collect();
+        Self {
+            uncharged,
+            ..Self::from_amounts(charges, amounts)
+        }
     }
 
     /// Returns the final charges of a request whose reservation has expired.
@@ -56,6 +72,7 @@ impl FinalCharges {
         Self {
             amounts,
             settlements,
+            uncharged: 0,
         }
     }
 }
@@ -77,7 +94,7 @@ fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
 
 impl ServerLimiter {
     /// Charges the excess of each final amount over the reserved amount. The limits may not admit
-    /// the whole excess. Returns the largest number of units that were not admitted for a charge.
+    /// the whole excess. Returns the largest number of units that were not charged.
     pub(super) async fn charge_excess_of(
         &self,
         charges: &OwnedCharges,
@@ -87,19 +104,20 @@ impl ServerLimiter {
         let reserved = charges.list().iter().map(|charge| charge.cost.units());
         let mut amounts = reserved.zip(&final_charges.amounts);
         if amounts.all(|(reserved, amount)| *amount <= reserved) {
-            return 0;
+            return final_charges.uncharged;
         }
         // The excess is a new charge, so the limits that apply now decide it.
         let current = charges.under_current_limits(&self.rules(), now);
-        let has_rule: SmallVec<[bool; 1]> = current
+        // No request would release the slots of an excess.
+        let is_chargeable: SmallVec<[bool; 1]> = current
             .with_rules()
-            .map(|(_, rule)| rule.is_some())
+            .map(|(_, rule)| rule.is_some_and(|rule| !rule.has_slots()))
             .collect();
         let charges = current.as_charges();
         let excess = excess_costs(&charges, &final_charges.amounts);
-        let mut uncharged = 0;
+        let mut uncharged = final_charges.uncharged;
         // The excess of a rule that a reload has removed is not charged.
-        for (at, excess) in excess.into_iter().filter(|(at, _)| has_rule[*at]) {
+        for (at, excess) in excess.into_iter().filter(|(at, _)| is_chargeable[*at]) {
             let charge = Charge {
                 cost: excess,
                 ..charges[at]

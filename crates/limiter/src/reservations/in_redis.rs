@@ -91,7 +91,7 @@ impl ServerLimiter {
         now: Timestamp,
     ) -> Result<(u64, Refund), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
-        let final_charges = FinalCharges::new(&shared.charges, cost);
+        let final_charges = FinalCharges::new(&shared.charges, &self.rules(), cost);
         let status = {
             let charges = shared.charges.as_charges();
             let reservation = shared.in_redis(&charges, id, expires);
@@ -143,7 +143,7 @@ impl ServerLimiter {
         let held = own.as_ref().and_then(|own| own.held_for(now));
         release_slots(&self.waiters, charges, held);
         if let Some(own) = own {
-            let own_charges = FinalCharges::new(&own.charges, cost);
+            let own_charges = FinalCharges::new(&own.charges, &self.rules(), cost);
             self.settle_own_share(own, &own_charges, now);
         }
     }

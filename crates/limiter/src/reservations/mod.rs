@@ -358,7 +358,7 @@ impl ServerLimiter {
                     self.expire_locally(outstanding, now);
                     return Err(NotOutstanding::Expired.into());
                 }
-                let final_charges = FinalCharges::new(&outstanding.charges, cost);
+                let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);
                 let (charges, refund) = self.end_locally(outstanding, &final_charges, now);
                 let excess = self.charge_excess_of(&charges, &final_charges, now);
                 (excess.await, refund)

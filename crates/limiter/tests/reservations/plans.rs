@@ -287,6 +287,38 @@ fn a_slot_is_lost_after_a_request_under_a_changed_rule() {
     });
 }
 
+/// A rule with rates and slots does not charge units beyond the reserved cost. After a reload, the
+/// rule in force decides this. The replies and the charges are the same with each store.
+#[test]
+fn a_rule_with_slots_charges_no_excess() {
+    on_each_backend(|runtime, backend| {
+        for (before, after, settled, remaining) in [
+            ("20/h, SLOTS", "20/h, SLOTS", 2, 18),
+            ("20/h", "SLOTS", 2, 3),
+            ("20/h", "20/h, SLOTS", 2, 18),
+            ("20/h, SLOTS", "20/h", 9, 11),
+            ("SLOTS", "20/h", 9, 13),
+            ("SLOTS", "SLOTS", 9, 3),
+        ] {
+            let name = format!("excess {before} to {after}");
+            let fleet = fleet(runtime, backend, Pro::Log(20), &name);
+            let of_request = |limits| rules_with(limits).replace("cost: 1, ", "");
+            fleet.reload(&of_request(before));
+            let reserve = fleet.reserve_entries(0, &WITHOUT_PLAN, 2, TTL);
+            let token = reserve.unwrap().token;
+            fleet.reload(&of_request(after));
+            let reply = fleet.settle(fleet.len() - 1, &token, 9).unwrap();
+            assert_eq!((reply.settled, reply.over), (settled, 7), "{name}");
+            // No slot is held.
+            assert!(
+                fleet.check_entries(0, &WITHOUT_PLAN, 3, Effect::Peek),
+                "{name}"
+            );
+            assert_eq!(fleet.remaining(0, 0), remaining, "{name}");
+        }
+    });
+}
+
 /// A concurrency limit becomes a log whose window is as long as the lease. After requests under the
 /// log, a renewal loses the slot, and does not change the units of the log.
 #[test]

@@ -237,7 +237,8 @@ impl Limits {
     }
 
     /// Returns whether one of the limits counts units, that is, is not a concurrency limit.
-    pub(crate) fn has_units(&self) -> bool {
+    #[must_use]
+    pub fn has_units(&self) -> bool {
         let mut groups = self.groups.iter();
         groups.any(|group| !matches!(group.kernel, Kernel::Lease(_)))
     }
