@@ -121,6 +121,7 @@ impl ServerLimiter {
         if is_repeated {
             return Ok((0, refund));
         }
+        self.count_settled();
         self.end_own_part(&shared.charges, id, cost, now);
         let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
         Ok((excess.await, refund))

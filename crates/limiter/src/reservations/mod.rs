@@ -351,7 +351,10 @@ impl ServerLimiter {
         let (now, reserved, cost) = (self.now(), head.cost.units(), cost.min(bounds::MAX_COUNT));
         let (uncharged, refund) = match charges {
             TokenCharges::None if expires <= now => return Err(NotOutstanding::Expired.into()),
-            TokenCharges::None => (0, Refund::Complete),
+            TokenCharges::None => {
+                self.count_settled();
+                (0, Refund::Complete)
+            }
             TokenCharges::OnServer => {
                 let outstanding = self.reservations.take(&id)?;
                 if outstanding.expires <= now {
@@ -360,6 +363,7 @@ impl ServerLimiter {
                 }
                 let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);
                 let (charges, refund) = self.end_locally(outstanding, &final_charges, now);
+                self.count_settled();
                 let excess = self.charge_excess_of(&charges, &final_charges, now);
                 (excess.await, refund)
             }
@@ -370,7 +374,6 @@ impl ServerLimiter {
                 Box::pin(settled).await?
             }
         };
-        self.count_settled();
         Ok(SettledReservation {
             settled: cost - uncharged,
             released: match refund {

@@ -448,6 +448,11 @@ impl<'r> Fleet<'r> {
         self.run(limiter.renew_reservation(token, Span::from_micros(ttl)))
     }
 
+    /// Returns the metrics of a server.
+    pub(crate) fn exposition(&self, server: usize) -> String {
+        self.nodes[server].limiter.exposition()
+    }
+
     /// Returns whether no server knows an outstanding reservation, and the expiry queue is empty.
     pub(crate) fn is_idle(&self) -> bool {
         let is_idle = |node: &Node| {

@@ -368,6 +368,20 @@ fn units_of_a_log_that_became_slots_are_not_reported_as_released() {
     });
 }
 
+/// With Redis, a settlement can be repeated, which does not count as another end.
+#[test]
+fn a_repeated_settlement_is_counted_once() {
+    on_each_backend(|runtime, backend| {
+        let fleet = fleet(runtime, backend, Pro::Log(20), "repeated");
+        let reserve = fleet.reserve_entries(0, &WITHOUT_PLAN, 2, TTL);
+        let token = reserve.unwrap().token;
+        fleet.settle(0, &token, 1).unwrap();
+        assert_eq!(fleet.settle(0, &token, 1).is_ok(), backend.is_shared());
+        let counted = "\ntidegate_reservations_ended_total{by=\"settle\"} 1\n";
+        assert!(fleet.exposition(0).contains(counted));
+    });
+}
+
 const LOGS: &str = "rules:
   - {name: r0, key: user, limits: [20/min]}
   - {name: slots, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 3, lease: 30s}]}
