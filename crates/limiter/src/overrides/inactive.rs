@@ -42,8 +42,9 @@ impl InactiveOverrides {
 }
 
 impl ServerLimiter {
-    /// Counts the overrides that do not apply under the current rules. Visits all overrides, which
-    /// takes some tenths of a second for a million overrides.
+    /// Counts the overrides that do not apply under the current rules, or only to some plans.
+    /// Visits all overrides, and checks each distinct factor of a rule for each of its plans. This
+    /// can take seconds, so it must not be called on a thread that decides requests.
     #[must_use]
     pub fn inactive_overrides(&self) -> InactiveOverrides {
         let rules = self.rules();

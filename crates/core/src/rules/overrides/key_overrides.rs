@@ -99,6 +99,13 @@ impl KeyOverrides {
         shards.iter().for_each(|shard| change(&mut write(shard)));
     }
 
+    /// Returns whether no table is locked.
+    #[cfg(test)]
+    pub(super) fn is_unlocked(&self) -> bool {
+        let mut shards = self.shards.get().into_iter().flatten();
+        self.first.try_write().is_ok() && shards.all(|shard| shard.try_write().is_ok())
+    }
+
     #[inline]
     fn shard(&self, hash: u64) -> &Shard {
         match self.shards.get() {

@@ -377,31 +377,51 @@ impl RuleOverrides {
     }
 
     /// Returns the number of overrides that apply to no key of `rule`, because their target is
-    /// neither a key nor a pattern of `rule`, or because their limits are invalid for `rule`.
-    /// Visits all overrides.
+    /// neither a key nor a pattern of `rule`, or because their limits are invalid for `rule`. A
+    /// factor that is invalid for any plan is counted, although it applies to the other plans.
+    ///
+    /// Visits all overrides, and checks each distinct replacement once. The check of a factor
+    /// compiles the limits of each plan, so the call can take seconds. It does not block changes
+    /// during the checks.
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {
-        let entries = rule.key().len();
-        // Many overrides share a replacement, and the check of a factor visits all plans.
-        let mut checked = HashMap::new();
-        let mut is_inactive = |is_for_rule: bool, stored: &StoredOverride| {
-            let is_valid = checked
+        self.count_invalid(rule.key().len(), |replacement| {
+            replacement.check(rule).is_ok()
+        })
+    }
+
+    /// Returns the number of overrides whose target does not have `entries` values, or whose
+    /// replacement `is_valid` rejects.
+    fn count_invalid(&self, entries: usize, is_valid: impl Fn(&Replacement) -> bool) -> usize {
+        let mut invalid = 0;
+        // The replacements by address, with the numbers of their overrides. The references keep the
+        // addresses in use.
+        let mut by_address = HashMap::new();
+        let mut add = |has_entries: bool, stored: &StoredOverride| {
+            if !has_entries {
+                invalid += 1;
+                return;
+            }
+            let (_, count) = by_address
                 .entry(Arc::as_ptr(&stored.compiled))
-                .or_insert_with(|| stored.compiled.replacement().check(rule).is_ok());
-            !is_for_rule || !*is_valid
+                .or_insert_with(|| (Arc::clone(&stored.compiled), 0));
+            *count += 1;
         };
-        let mut of_keys = 0;
         self.keys.for_each_table(|table| {
-            let inactive = table
-                .iter()
-                .filter(|known| is_inactive(known.is_for(entries), &known.stored));
-            of_keys += inactive.count();
+            for known in table.iter() {
+                add(known.is_for(entries), &known.stored);
+            }
         });
-        let patterns = read(&self.patterns);
-        let of_patterns = patterns
-            .iter()
-            .filter(|(texts, stored)| is_inactive(texts.len() == entries, stored));
-        of_keys + of_patterns.count()
+        for (texts, stored) in read(&self.patterns).iter() {
+            add(texts.len() == entries, stored);
+        }
+        // No table is locked here. A change that waits for a table also delays the decisions that
+        // come after it.
+        let of_invalid = by_address
+            .into_values()
+            .filter(|(shared, _)| !is_valid(shared.replacement()))
+            .map(|(_, count): (_, usize)| count);
+        invalid + of_invalid.sum::<usize>()
     }
 
     /// Calls `visit` with the hash of each key that has an override.
@@ -500,4 +520,46 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A check can take seconds, so no table is locked meanwhile.
+    #[test]
+    fn the_count_of_invalid_overrides_locks_no_table_during_the_checks() {
+        let overrides = RuleOverrides::default();
+        let set = |target: OverrideTarget, factor: &str| {
+            let new = Override {
+                replacement: Replacement::Factor(factor.parse().unwrap()),
+                until: None,
+                reason: "a test".into(),
+            };
+            overrides.set(&target, new, 0).unwrap();
+        };
+        for (target, factor) in [
+            (&["a"][..], "2x"),
+            (&["b"], "2x"),
+            (&["c"], "3x"),
+            (&["a*"], "3x"),
+            (&["b*"], "4x"),
+            (&["a", "b"], "5x"),
+            (&["a*", "b"], "2x"),
+        ] {
+            set(OverrideTarget::of(target), factor);
+        }
+        let checked = Mutex::new(Vec::new());
+        let invalid = overrides.count_invalid(1, |replacement| {
+            assert!(overrides.patterns.try_write().is_ok());
+            assert!(overrides.keys.is_unlocked());
+            lock(&checked).push(replacement.to_string());
+            replacement.to_string() == "3x"
+        });
+        assert_eq!(invalid, 5);
+        // Each replacement of an override for one value is checked once.
+        let mut checked = checked.into_inner().unwrap();
+        checked.sort_unstable();
+        assert_eq!(checked, ["2x", "3x", "4x"]);
+    }
 }
