@@ -3,13 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{collections::BTreeMap, thread};
+use std::{collections::BTreeMap, sync::Arc, thread};
 
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Cost, Decision, Effect, Limit, LimitSpec, MemoryBounds, MemoryStore, Outcome,
-    Override, OverrideError, OverrideTarget, Overrides, Replacement, Request, Rule, RuleSet,
-    Scratch, Span, Timestamp, bounds, notation,
+    AlgorithmName, Cost, Decision, Effect, Limit, LimitSpec, Limits, MemoryBounds, MemoryStore,
+    Outcome, Override, OverrideError, OverrideTarget, Overrides, Replacement, Request, Rule,
+    RuleSet, Scratch, Span, Timestamp, bounds, notation,
 };
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
@@ -336,6 +336,20 @@ fn a_factor_multiplies_the_new_limits_of_a_plan_after_a_reload() {
     }
 }
 
+/// Returns the limits for a request of `alice` that names the plan `tier`.
+fn chosen_limits(rules: &RuleSet, tier: &str) -> Arc<Limits> {
+    let entries = [("customer", "alice"), ("tier", tier)];
+    let request = Request::new(&entries, Cost::ONE).unwrap();
+    let mut scratch = Scratch::default();
+    let charges = rules.charges(&request, START, &mut scratch);
+    let [charge] = charges.unwrap()[..] else {
+        panic!("one rule applies");
+    };
+    let limits = rules.limits_of(&charge);
+    assert!(std::ptr::eq(&*limits, charge.limits), "{tier}");
+    limits
+}
+
 /// The limits of a factor are compiled once for each plan, even if a rule has many plans.
 #[test]
 fn the_multiplied_limits_of_each_plan_are_compiled_once() {
@@ -346,24 +360,37 @@ fn the_multiplied_limits_of_each_plan_are_compiled_once() {
     let rule = api().with_plans(Some("tier"), plans.collect()).unwrap();
     let fixture = Fixture::new(vec![rule]);
     fixture.set(&["*"], Replacement::Factor("2x".parse().unwrap()));
-    let chosen = |name: &str| {
-        let entries = [("customer", "alice"), ("tier", name)];
-        let request = Request::new(&entries, Cost::ONE).unwrap();
-        let mut scratch = Scratch::default();
-        let charges = fixture.rules.charges(&request, START, &mut scratch);
-        let [charge] = charges.unwrap()[..] else {
-            panic!("one rule applies");
-        };
-        let limits = fixture.rules.limits_of(&charge);
-        assert!(std::ptr::eq(&*limits, charge.limits), "{name}");
-        limits
-    };
+    let chosen = |name: &str| chosen_limits(&fixture.rules, name);
     let first: Vec<_> = names.iter().map(|name| chosen(name)).collect();
     for ((name, quota), limits) in names.iter().zip(&quotas).zip(&first) {
         let quotas: Vec<u64> = limits.iter().map(Limit::quota).collect();
         assert_eq!(quotas, [2 * quota], "{name}");
         assert!(std::ptr::eq(&**limits, &*chosen(name)), "{name}");
     }
+}
+
+/// Candidate rules decide the same requests as the active rules, and may have fewer plans.
+#[test]
+fn candidate_rules_with_fewer_plans_keep_the_multiplied_limits_of_the_active_rules() {
+    let names: Vec<String> = (1..=10).map(|at| format!("plan-{at}")).collect();
+    let plans = names
+        .iter()
+        .map(|name| (name.as_str(), limits(&["5/min"])))
+        .collect();
+    let fixture = Fixture::new(vec![api().with_plans(Some("tier"), plans).unwrap()]);
+    fixture.set(&["*"], Replacement::Factor("2x".parse().unwrap()));
+    let active = || -> Vec<_> {
+        let chosen = names.iter().map(|name| chosen_limits(&fixture.rules, name));
+        chosen.collect()
+    };
+    let before = active();
+    let candidate = RuleSet::build(vec![api()], Vec::new()).unwrap();
+    let candidate = candidate.with_overrides(&fixture.overrides);
+    let of_candidate = chosen_limits(&candidate, "");
+    for ((before, after), name) in before.iter().zip(active()).zip(&names) {
+        assert!(Arc::ptr_eq(before, &after), "{name}");
+    }
+    assert!(Arc::ptr_eq(&of_candidate, &chosen_limits(&candidate, "")));
 }
 
 #[test]

@@ -438,7 +438,8 @@ impl Rule {
     }
 
     /// Returns the name of the plan that `request` names. Returns `None` if the request does not
-    /// name a plan of this rule. An override takes precedence over the plan, or multiplies its limits.
+    /// name a plan of this rule. An override takes precedence over the plan, or multiplies its
+    /// limits.
     #[must_use]
     pub fn plan_name_of(&self, request: &Request<'_>) -> Option<&str> {
         self.plans.name_of_request(request)

@@ -269,9 +269,9 @@ impl RuleSet {
         Some(&self.overrides[*at])
     }
 
-    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`, for a request that
-    /// names `plan`: the limits of the key's override, if any, otherwise the limits of the plan or
-    /// the rule's own limits.
+    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`, for a request
+    /// that names `plan`: the limits of the key's override, if any, otherwise the limits of the
+    /// plan or the rule's own limits.
     #[must_use]
     pub fn limits_of_key(
         &self,

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     eval::{Charge, Limits},
-    limit::{Factor, Limit},
+    limit::{Factor, Limit, bounds},
     rules::{Rule, RuleError, rule::is_charged},
 };
 
@@ -81,9 +81,12 @@ impl fmt::Display for Replacement {
     }
 }
 
-/// A replacement keeps its compiled limits for this number of rule sets: the active rules, the
-/// candidate rules, and former rules that requests still use after a reload.
-const MAX_RULE_SETS: usize = 4;
+/// The maximum number of compiled limits that a replacement keeps. They suffice for four rule sets
+/// with the maximum number of plans: the active rules, the candidate rules, and former rules that
+/// requests still use after a reload. The maximum does not depend on the number of plans of a rule,
+/// because otherwise the candidate rules, with fewer plans, could discard the limits of the active
+/// rules again and again.
+const MAX_COMPILED: usize = 4 * (1 + bounds::MAX_PLANS);
 
 /// A replacement with its compiled limits. All overrides of a rule that have the same replacement
 /// share one `CompiledReplacement`.
@@ -98,8 +101,8 @@ pub(super) struct CompiledReplacement {
 /// one plan.
 #[derive(Debug)]
 struct CompiledLimits {
-    /// The limits of the rule or of the plan. Each version of the rule has its own `Limits` objects.
-    /// As long as this reference exists, no other object has the same address.
+    /// The limits of the rule or of the plan. Each version of the rule has its own `Limits`
+    /// objects. As long as this reference exists, no other object has the same address.
     base: Weak<Limits>,
     /// The limits of the replacement; `None` if the replacement is invalid for the rule.
     limits: Option<Arc<Limits>>,
@@ -148,9 +151,9 @@ impl CompiledReplacement {
         if let Ok(at) = find(&compiled) {
             return compiled[at].limits.clone();
         }
-        // Former rules that no request uses any more.
+        // Remove the limits for former rules that no request uses any more.
         compiled.retain(|known| known.base.strong_count() > 0);
-        if compiled.len() >= MAX_RULE_SETS * (1 + rule.plans().len()) {
+        if compiled.len() >= MAX_COMPILED {
             compiled.clear();
         }
         let (Ok(at) | Err(at)) = find(&compiled);

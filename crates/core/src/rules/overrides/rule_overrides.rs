@@ -171,7 +171,7 @@ impl RuleOverrides {
             let (_, bytes) = key::split(key)?;
             let hash = may_have_own.then_some(hash);
             let limits = |compiled: &CompiledReplacement| compiled.limits(rule, base);
-            self.find_compiled(rule, bytes, hash, now, buffers, limits)
+            self.find_limits(rule, bytes, hash, now, buffers, limits)
         } else {
             None
         }
@@ -189,7 +189,7 @@ impl RuleOverrides {
         // At this time, no override has expired.
         let now = Timestamp::default();
         let limits = |compiled: &CompiledReplacement| compiled.limits_of(charge);
-        self.find_compiled(rule, bytes, Some(hash), now, buffers, limits)
+        self.find_limits(rule, bytes, Some(hash), now, buffers, limits)
     }
 
     /// Returns the limits of the override for the key of `rule` with these `values`, if there is
@@ -208,15 +208,16 @@ impl RuleOverrides {
         let bytes = encode(values.iter().copied());
         let (hash, buffers) = (self.hash(&bytes), &mut LookupBuffers::default());
         let limits = |compiled: &CompiledReplacement| compiled.limits(rule, rule.limits());
-        self.find_compiled(rule, &bytes, Some(hash), now, buffers, limits)
+        self.find_limits(rule, &bytes, Some(hash), now, buffers, limits)
     }
 
-    /// Calls `limits` with the override for the key with these `bytes` after its scope: with the
-    /// override for the key itself or, if there is no such override, for the longest matching
-    /// pattern. `hash` is the hash of the key; `None` if the key has no override of its own.
+    /// Returns the result of `limits` for the override of the key with these `bytes` after its
+    /// scope: the override for the key itself or, if there is no such override, for the longest
+    /// matching pattern. `hash` is the hash of the key; `None` if the key has no override of its
+    /// own.
     // This function is not inlined, so that the code of a decision without an override stays small.
     #[inline(never)]
-    fn find_compiled(
+    fn find_limits(
         &self,
         rule: &Rule,
         bytes: &[u8],
