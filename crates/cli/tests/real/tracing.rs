@@ -325,6 +325,8 @@ fn records_that_the_collector_rejects_count_as_failed() {
     let collector = Collector::responding_with(answer.encode_to_vec());
     let mut variables = collector.variables();
     variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
+    // All spans are exported together, because each export rejects two of its spans.
+    variables.push(("OTEL_BSP_SCHEDULE_DELAY", "2000".to_owned()));
     let config = format!("{EVERY_LISTENER}{RULES}");
     let mut server = Server::start_with(Scratch::new(), &config, &variables);
     for _ in 0..5 {
