@@ -248,7 +248,8 @@ impl ServerLimiter {
             return Ok(self.unknown_counters());
         };
         let (id, receipt, now) = (reservation.id, reservation.receipt, self.now());
-        let (end, settlements) = (ReservationEnd::Settled(cost), self.settlements_of(charges));
+        let (end, rules) = (ReservationEnd::Settled(cost), self.rules());
+        let settlements = self.settlements_of(charges, &rules);
         let ended = redis_store.end_reservation(reservation, settlements, end, now);
         match ended.await? {
             ReservationStatus::Ended(_) => {}

@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use futures_util::future::{join_all, join3};
 use tidegate::rate_limiter::{OwnedCharges, release_slots};
-use tidegate_core::{Settlement, Span, Timestamp};
+use tidegate_core::{RuleSet, Settlement, Span, Timestamp};
 use tidegate_redis::{
     FallbackStore, GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
 };
@@ -103,16 +103,17 @@ impl ServerLimiter {
         FinalCharges::of_expired(charges, self.reservations.settings.on_expiry)
     }
 
-    /// Returns the settlements of `charges` for each end of a reservation.
+    /// Returns the settlements of `charges` for each end of a reservation. `rules` are the rules in
+    /// force.
     pub(super) fn settlements_of<'c>(
         &self,
         charges: &'c OwnedCharges,
+        rules: &'c RuleSet,
     ) -> impl Fn(ReservationEnd) -> Vec<Settlement> + use<'c> {
         let on_expiry = self.reservations.settings.on_expiry;
-        let rules = self.rules();
         move |end| {
             let final_charges = match end {
-                ReservationEnd::Settled(cost) => FinalCharges::new(charges, &rules, cost),
+                ReservationEnd::Settled(cost) => FinalCharges::new(charges, rules, cost),
                 ReservationEnd::Expired => FinalCharges::of_expired(charges, on_expiry),
             };
             final_charges.settlements.into_vec()
@@ -127,7 +128,8 @@ impl ServerLimiter {
         charges: &OwnedCharges,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let (end, settlements) = (ReservationEnd::Expired, self.settlements_of(charges));
+        let (end, rules) = (ReservationEnd::Expired, self.rules());
+        let settlements = self.settlements_of(charges, &rules);
         let status = redis_store.end_reservation(reservation, settlements, end, now);
         let status = status.await?;
         if let ReservationStatus::Ended(_) = status {

@@ -30,9 +30,9 @@ impl FinalCharges {
             match rules.rule_of(&charge.key).filter(|_| has_rules) {
                 Some(rule) => {
                     let amount = final_charge(rule, reserved, cost);
-                    let is_capped = matches!(rule.cost(), CostSource::Request) && rule.has_slots();
-                    if is_capped && charge.limits().has_units() {
-                        uncharged = uncharged.max(cost.saturating_sub(reserved));
+                    let has_units = charge.limits().has_units();
+                    if has_units && matches!(rule.cost(), CostSource::Request) {
+                        uncharged = uncharged.max(cost - amount);
                     }
                     amount
                 }

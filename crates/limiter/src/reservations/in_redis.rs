@@ -91,12 +91,14 @@ impl ServerLimiter {
         now: Timestamp,
     ) -> Result<(u64, Refund), ReservationError> {
         let redis_store = self.redis_store().ok_or(NotOutstanding::Unknown)?;
-        let final_charges = FinalCharges::new(&shared.charges, &self.rules(), cost);
+        // A reload must not make the refund and the excess differ.
+        let rules = self.rules();
+        let final_charges = FinalCharges::new(&shared.charges, &rules, cost);
         let status = {
             let charges = shared.charges.as_charges();
             let reservation = shared.in_redis(&charges, id, expires);
             let end = ReservationEnd::Settled(cost);
-            let settlements = self.settlements_of(&shared.charges);
+            let settlements = self.settlements_of(&shared.charges, &rules);
             let ended = redis_store.end_reservation(reservation, settlements, end, now);
             ended.await.map_err(ReservationError::Unavailable)?
         };

@@ -280,7 +280,7 @@ impl ServerLimiter {
             });
             finish(rules, &verdict, reservation)
         };
-        // Awaited without a variable, which would be a second copy in the future.
+        // A variable for this future would make the future of this function twice as large.
         Ok(turn
             .decide_request(self, rules, request, buffers, reserve)
             .await?)

@@ -145,13 +145,8 @@ impl ServerLimiter {
         else {
             return false;
         };
-        let (
-            now,
-            TokenHead {
-                kind, id, expires, ..
-            },
-        ) = (self.now(), head);
-        let (charges, receipts) = moved_charges(&self.rules(), kind, shared, now);
+        let now = self.now();
+        let (charges, receipts) = moved_charges(&self.rules(), head.kind, shared, now);
         let Some(receipt) = Receipt::from_moved(&receipts) else {
             return false;
         };
@@ -159,8 +154,9 @@ impl ServerLimiter {
         if let Some(permit) = self.reservations.permit() {
             let receipt = Some(LimiterReceipt::Memory(receipt));
             let since = Some(Timestamp::from_micros(u64::from_be_bytes(*since)));
-            let outstanding = OutstandingReservation::new(charges, receipt, since, expires, permit);
-            self.reservations.insert(id, outstanding, now);
+            let outstanding =
+                OutstandingReservation::new(charges, receipt, since, head.expires, permit);
+            self.reservations.insert(head.id, outstanding, now);
         }
         true
     }
