@@ -539,7 +539,7 @@ fn limit(text: &str) -> Result<String, String> {
 fn duration(text: &str) -> Result<String, String> {
     match text.starts_with('-') {
         false => Ok(text.to_owned()),
-        true => Err("expected a duration such as 2h, which is not negative".to_owned()),
+        true => Err("expected a positive duration such as 2h".to_owned()),
     }
 }
 
@@ -810,7 +810,10 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::ValueValidation, "{span}");
                 let error = error.to_string();
                 assert!(error.contains("--for <TIME>"), "{error}");
-                assert!(error.contains("a duration such as 2h"), "{error}");
+                assert!(
+                    error.contains("expected a positive duration such as 2h"),
+                    "{error}"
+                );
             }
         }
     }

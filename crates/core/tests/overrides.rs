@@ -503,7 +503,7 @@ fn wrong_overrides_are_rejected() {
         (
             &["a"],
             "2 at once",
-            "limits: \"2 at once\": expected a rate, got \"2 at once\": the limit 10/min has the \
+            "limits: \"2 at once\": the limit 10/min has the \
              algorithm sliding_window_log, and only a concurrency limit",
         ),
         (

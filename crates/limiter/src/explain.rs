@@ -51,8 +51,8 @@ pub struct ExplainedCharge<'r> {
     pub cost: Cost,
     /// Whether the rule is elastic and has headroom, so that its limits are raised.
     pub is_stretched: bool,
-    /// The plan whose limits apply, or are multiplied by an override's factor. `None` without a plan,
-    /// or if the limits of an override apply.
+    /// The plan whose limits apply, or are multiplied by an override's factor. `None` without a
+    /// plan, or if the limits of an override apply.
     pub plan: Option<&'r str>,
     /// The override that applies, and its target.
     pub overridden: Option<(OverrideTarget, Override)>,

@@ -83,7 +83,7 @@ pub use self::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
     keys::{ScanPosition, ScannedKeys},
-    overrides::{OverrideChanges, OverrideVersion, PutOverride},
+    overrides::{OverrideChanges, OverridePutResult, OverrideVersion},
     server_id::random_server_id,
     store::{
         GUARD_KEPT, RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus,

@@ -56,9 +56,9 @@ pub struct OverrideChanges {
 
 /// The result of [`RedisStore::put_override`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PutOverride {
-    /// The override was set. Contains the document of the override that it replaced, even if another
-    /// server has just set that override.
+pub enum OverridePutResult {
+    /// The override was set. Contains the document of the override that it replaced, even if
+    /// another server has just set that override.
     Set(Option<Vec<u8>>),
     /// Nothing has changed, because there are already [`bounds::MAX_OVERRIDES`] other overrides.
     TooMany,
@@ -76,7 +76,7 @@ impl RedisStore {
         id: Vec<u8>,
         document: Vec<u8>,
         until: Option<Timestamp>,
-    ) -> Result<PutOverride, StoreError> {
+    ) -> Result<OverridePutResult, StoreError> {
         let until = until.map(|until| text(until.as_micros().div_ceil(1_000)));
         let most = text(bounds::MAX_OVERRIDES as u64);
         let put = vec![
@@ -88,10 +88,10 @@ impl RedisStore {
         ];
         let reply = self.call_overrides(put).await?;
         if decode::integer(&reply) == Some(0) {
-            return Ok(PutOverride::TooMany);
+            return Ok(OverridePutResult::TooMany);
         }
         let replaced = decode::bytes(reply).ok_or_else(StoreError::unexpected_reply)?;
-        Ok(PutOverride::Set(
+        Ok(OverridePutResult::Set(
             Some(replaced).filter(|document| !document.is_empty()),
         ))
     }

@@ -89,8 +89,8 @@ fn check_form(text: &str, like: &Limit) -> Result<(), LimitError> {
     }
     if slot_count(text).is_some() {
         let problem = format!(
-            "expected a rate, got \"{text}\": the limit {policy} has the algorithm {name}, and only a concurrency \
-             limit takes a number of slots; write a rate such as 20/min"
+            "the limit {policy} has the algorithm {name}, and only a concurrency limit takes a number \
+             of slots; write a rate such as 20/min"
         );
         return Err(LimitError::new("limit", problem));
     }

@@ -34,7 +34,7 @@ use tidegate_core::{
     OverrideTarget, Overrides, Rule, Store as _, Timestamp,
 };
 use tidegate_net::prometheus::{Metric, Page, count};
-use tidegate_redis::{OverrideChanges, OverrideVersion, PutOverride, RedisStore, StoreError};
+use tidegate_redis::{OverrideChanges, OverridePutResult, OverrideVersion, RedisStore, StoreError};
 
 pub(crate) use self::stored::LiveTables;
 use self::{
@@ -253,7 +253,7 @@ impl ServerLimiter {
         let (document, until) = (OverrideDocument::new(rule.name(), target, &new), new.until);
         let store = redis.store();
         let put = store.put_override(document.id(), document.encode(), until);
-        let PutOverride::Set(replaced) = put.await? else {
+        let OverridePutResult::Set(replaced) = put.await? else {
             return Err(ChangeError::Refused(OverrideError::TooMany));
         };
         self.read_own_change(store).await;
@@ -304,7 +304,7 @@ impl ServerLimiter {
         };
         let (store, id, until) = (redis.store(), document.id(), new.until);
         let put = store.put_override(id.clone(), document.encode(), until);
-        let PutOverride::Set(replaced) = put.await? else {
+        let OverridePutResult::Set(replaced) = put.await? else {
             return Err(ChangeError::Refused(EntryBlockError::TooMany));
         };
         self.read_own_change(store).await;

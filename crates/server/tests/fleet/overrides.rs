@@ -12,7 +12,7 @@ use std::{
 
 use tidegate_core::{Override, OverrideTarget, Replacement};
 use tidegate_limiter::overrides::ChangeOverrideError;
-use tidegate_redis::PutOverride;
+use tidegate_redis::OverridePutResult;
 
 use crate::{
     node::Node,
@@ -118,7 +118,7 @@ fn store_many(node: &Node, count: usize) {
         let id = [RULE.as_bytes(), b"\xFFk\xFF", user.as_bytes()].concat();
         let document = format!(r#"{{"rule":"{RULE}","key":["{user}"],"limits":["20/h"]}}"#);
         let put = store.put_override(id, document.into_bytes(), None);
-        assert_eq!(node.run(put).unwrap(), PutOverride::Set(None));
+        assert_eq!(node.run(put).unwrap(), OverridePutResult::Set(None));
     }
 }
 
@@ -406,7 +406,7 @@ fn a_new_server_reads_all_overrides_after_many_removals() {
     first.run(async {
         for number in 0..KEPT + REMOVED {
             let put = store.put_override(id(number), document(number), None);
-            assert_eq!(put.await.unwrap(), PutOverride::Set(None));
+            assert_eq!(put.await.unwrap(), OverridePutResult::Set(None));
         }
         for number in KEPT..KEPT + REMOVED {
             let removed = store.drop_override(id(number)).await.unwrap();
@@ -437,7 +437,7 @@ fn ended_overrides_are_removed_from_redis_and_from_all_servers() {
         document.to_vec(),
         Some(ends),
     );
-    assert_eq!(node.run(put).unwrap(), PutOverride::Set(None));
+    assert_eq!(node.run(put).unwrap(), OverridePutResult::Set(None));
     agree(&[&node], &["alice 20/h"]);
     let later = tidegate_core::Timestamp::from_micros(2_000);
     assert!(

@@ -274,6 +274,12 @@ fn mistakes_name_their_field() {
         ("/v1/settle", "{}", 400, "reservation: is missing"),
         (
             "/v1/settle",
+            r#"{"reservation": "x", "cost": 0.0}"#,
+            400,
+            "cost: expected a non-negative integer without a decimal point or an exponent; write 0",
+        ),
+        (
+            "/v1/settle",
             r#"{"reservation": "x", "cost": 1}"#,
             400,
             "reservation: is not a token of this server",

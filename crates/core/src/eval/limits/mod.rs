@@ -265,7 +265,8 @@ impl Limits {
     }
 
     /// Returns whether a state of `other` does not have to be converted for these limits, because
-    /// both have the same algorithms, rates, windows and leases.
+    /// both have the same algorithms, rates, windows and leases. `has_terms_of_charge` is the same
+    /// question about a charge.
     #[must_use]
     pub fn has_terms_of(&self, other: &Self) -> bool {
         let [own, others] = [self, other].map(|limits| limits.groups.iter());

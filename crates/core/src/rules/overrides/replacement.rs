@@ -151,7 +151,7 @@ impl CompiledReplacement {
         if let Ok(at) = find(&compiled) {
             return compiled[at].limits.clone();
         }
-        // Remove the limits for former rules that no request uses any more.
+        // Remove the limits for former rules that requests no longer use.
         compiled.retain(|known| known.base.strong_count() > 0);
         if compiled.len() >= MAX_COMPILED {
             compiled.clear();
@@ -165,8 +165,8 @@ impl CompiledReplacement {
         limits
     }
 
-    /// Returns the compiled limits on which `charge` was made. Returns `None` if they are not kept
-    /// any more.
+    /// Returns the compiled limits on which `charge` was made. Returns `None` if they are no longer
+    /// kept.
     pub(super) fn limits_of(&self, charge: &Charge<'_>) -> Option<Arc<Limits>> {
         let compiled = self.compiled.read().unwrap_or_else(PoisonError::into_inner);
         let mut limits = compiled.iter().filter_map(|known| known.limits.as_ref());

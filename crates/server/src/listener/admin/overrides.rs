@@ -186,8 +186,8 @@ fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
     })
 }
 
-/// Returns a hint for a factor if an override selected the plan `former` before. The factor does not
-/// multiply the limits of that plan.
+/// Returns a hint for a factor if an override selected the plan `former` before. The factor does
+/// not multiply the limits of that plan.
 fn factor_after_plan(
     rule: &Rule,
     replacement: &Replacement,

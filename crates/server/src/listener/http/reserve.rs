@@ -26,12 +26,12 @@ use super::{
 /// The header with the reservation token, in `/v1/authorize` responses and `/v1/settle` requests.
 pub(super) const RESERVATION: HeaderName = HeaderName::from_static("tidegate-reservation");
 
-/// The length of a reservation's JSON fields without its token, in bytes, with a number of up to 13
-/// digits.
-const MORE_BYTES: usize = 56;
-
 /// The header with the final cost, in `/v1/settle` requests.
 const COST: HeaderName = HeaderName::from_static("tidegate-cost");
+
+/// The maximum length of a reservation's JSON fields without its token, in bytes: the names, and a
+/// number of up to 20 digits.
+const RESERVATION_JSON_BYTES: usize = 34 + 20;
 
 pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
     let members = json::object(body)?;
@@ -55,8 +55,8 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
             };
             context.verdict_with(body, status(verdict), verdict, now)
         };
-        // Each future that contains this future would have room for it several times, so it is
-        // boxed.
+        // The future is boxed because it is large, and because this block contains it twice: alone
+        // and in `wait_for`.
         let reserving = Box::pin(limiter.reserve(rules, scratch, request, ttl.get(), turn, finish));
         let answer = if wait.get() > Span::ZERO {
             context.wait_for(reserving, || signal.cancel()).await?
@@ -70,7 +70,7 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
 
 /// Returns the JSON document of a verdict and its reservation.
 fn body_with(verdict: &Verdict<'_>, reservation: &Reservation) -> Vec<u8> {
-    let room = reservation.token.len() + MORE_BYTES;
+    let room = reservation.token.len() + RESERVATION_JSON_BYTES;
     let mut body = verdict::body_with_room(verdict, RuleNames::Shown, room);
     body.pop();
     body.push(b',');
