@@ -79,11 +79,12 @@ fn two_upgrades_with_tls_lose_no_request_and_no_charge() {
     load(&["--tls", "--rate", "500"]);
 }
 
-/// Runs `scripts/upgrade/run` briefly, with further `options`. On a busy machine, the requests may
-/// not exhaust the limits, so it is sufficient if some requests are admitted. The quota must be
-/// exhausted exactly.
+/// Runs `scripts/upgrade/run` briefly, with further `options`. On a busy machine, the clients may
+/// not reach the rate and not exhaust the limits, so a small part of both is sufficient. The quota
+/// must be exhausted exactly.
 fn load(options: &[&str]) {
-    let brief = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200 --least 1".split(' ');
+    let brief = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200";
+    let brief = brief.split(' ').chain(["--least-rate", "1", "--least", "1"]);
     let options: Vec<&str> = brief.chain(options.iter().copied()).collect();
     assert_script_passes("scripts/upgrade/run", &options);
 }
