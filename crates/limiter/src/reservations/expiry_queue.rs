@@ -2,14 +2,14 @@
 //! server that made them has stopped.
 //!
 //! ```text
-//!   reserve ──▶ 100 ms later: written to the expiry queue ──▶ ended by this server: removed
-//!      │                                                         │ this server has stopped
-//!      └─▶ settled sooner: never written                         ▼
+//!   reserve ──▶ 50 to 100 ms later: written to the queue ──▶ ended by this server: removed
+//!      │                                                       │ this server has stopped
+//!      └─▶ settled within 50 ms: never written                 ▼
 //!                                          5 s after the expiry: ended by any other server
 //! ```
 //!
 //! The expiry queue adds no Redis call to reserving and settling: reservations that last longer
-//! than 100 ms are written and removed in batches. If the server is killed, only the reservations
+//! than 50 ms are written and removed in batches. If the server is killed, only the reservations
 //! that were not written yet stay charged.
 //!
 //! Any server may end a reservation of any other server, even of a running server, because the
@@ -39,9 +39,9 @@ use super::{
 };
 use crate::ServerLimiter;
 
-/// The interval between two writes. A reservation that is settled within the interval is usually
-/// not written.
-const WRITE_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval between two writes. A reservation is written when it was outstanding for a whole
+/// interval, so it is written at most two intervals after it was made.
+const WRITE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The interval between two searches for expired reservations of other servers.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -139,11 +139,18 @@ enum OrphanResult {
 }
 
 impl ServerLimiter {
-    /// Writes the changes to the expiry queue in Redis. Returns false if a call failed; its changes
+    /// Writes all changes to the expiry queue in Redis. Returns false if a call failed; its changes
     /// are written by the next call. Has no effect without Redis.
     ///
     /// If the future is dropped, the changes of the current call may be lost.
     pub async fn write_expiry_queue(&self) -> bool {
+        self.reservations.table().expiry_queue.age();
+        self.write_aged_changes().await
+    }
+
+    /// Writes the changes to the expiry queue like [`Self::write_expiry_queue`], without the recent
+    /// reservations.
+    async fn write_aged_changes(&self) -> bool {
         let Some(redis_store) = self.redis_store() else {
             return true;
         };
@@ -185,10 +192,11 @@ impl ServerLimiter {
         }
     }
 
-    /// Writes the expiry queue every 100 ms, until the future is dropped.
+    /// Writes the expiry queue every 50 ms, until the future is dropped.
     pub(super) async fn keep_writing_expiry_queue(&self) {
         while self.uses_expiry_queue() {
-            self.write_expiry_queue().await;
+            self.write_aged_changes().await;
+            self.reservations.table().expiry_queue.age();
             tokio::time::sleep(WRITE_INTERVAL).await;
         }
     }

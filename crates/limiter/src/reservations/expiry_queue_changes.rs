@@ -10,7 +10,9 @@ use super::token::ReservationId;
 /// written never reaches the expiry queue.
 #[derive(Debug)]
 pub(super) struct ExpiryQueueChanges {
-    /// The new and the changed reservations.
+    /// The reservations that were made or changed since the last [`Self::age`].
+    recent: BTreeSet<ReservationId>,
+    /// The reservations that were made or changed before, which are written next.
     unwritten: BTreeSet<ReservationId>,
     /// The reservations that the expiry queue may contain. Clients cannot choose the IDs, so the
     /// set can use a fast hash function.
@@ -27,6 +29,7 @@ impl ExpiryQueueChanges {
     /// from the expiry queue.
     pub(super) fn new(max_ended: usize) -> Self {
         Self {
+            recent: BTreeSet::new(),
             unwritten: BTreeSet::new(),
             queued: HashSet::new(),
             ended: VecDeque::new(),
@@ -36,16 +39,27 @@ impl ExpiryQueueChanges {
 
     /// Records a new or changed reservation.
     pub(super) fn add(&mut self, id: ReservationId) {
-        self.unwritten.insert(id);
+        self.recent.insert(id);
+    }
+
+    /// Lets the recent reservations be written. Most reservations end before this call, so they are
+    /// never written.
+    pub(super) fn age(&mut self) {
+        self.unwritten.append(&mut self.recent);
     }
 
     /// Records that a reservation has ended.
     pub(super) fn end(&mut self, id: &ReservationId) {
-        self.unwritten.remove(id);
+        self.forget_unwritten(id);
         if self.queued.remove(id) {
             self.ended.push_back(*id);
             self.drop_oldest_ended();
         }
+    }
+
+    fn forget_unwritten(&mut self, id: &ReservationId) {
+        self.recent.remove(id);
+        self.unwritten.remove(id);
     }
 
     fn drop_oldest_ended(&mut self) {
@@ -56,7 +70,7 @@ impl ExpiryQueueChanges {
     /// Forgets a reservation without removing it from the expiry queue. Returns false if the expiry
     /// queue does not contain the reservation.
     pub(super) fn forget_queued(&mut self, id: &ReservationId) -> bool {
-        self.unwritten.remove(id);
+        self.forget_unwritten(id);
         self.queued.remove(id)
     }
 
@@ -173,6 +187,7 @@ mod tests {
         /// Returns whether there was anything to write.
         fn write(&mut self, most: usize, ended_meanwhile: u8, result: CallResult) -> bool {
             let ended = self.changes.take_ended(most);
+            self.changes.age();
             let mut written = Vec::new();
             while written.len() < most
                 && let Some(id) = self.changes.next_unwritten()
@@ -237,10 +252,23 @@ mod tests {
         #[test]
         fn a_reservation_that_ends_early_is_never_written(number in any::<u8>()) {
             let mut changes = ExpiryQueueChanges::new(usize::MAX);
+            for ages in 0..2 {
+                changes.add([number; 16]);
+                (0..ages).for_each(|_| changes.age());
+                changes.end(&[number; 16]);
+                changes.age();
+                prop_assert_eq!(changes.next_unwritten(), None);
+                prop_assert!(changes.take_ended(1).is_empty());
+            }
+        }
+
+        #[test]
+        fn a_reservation_is_written_only_after_it_was_outstanding_for_a_while(number in any::<u8>()) {
+            let mut changes = ExpiryQueueChanges::new(usize::MAX);
             changes.add([number; 16]);
-            changes.end(&[number; 16]);
             prop_assert_eq!(changes.next_unwritten(), None);
-            prop_assert!(changes.take_ended(1).is_empty());
+            changes.age();
+            prop_assert_eq!(changes.next_unwritten(), Some([number; 16]));
         }
     }
 }
