@@ -880,6 +880,13 @@ impl Rule {
         self.limits().iter().any(holds)
     }
 
+    /// Returns true if the rule has a limit that counts units, that is, is not a concurrency limit.
+    #[must_use]
+    pub fn has_units(&self) -> bool {
+        let counts = |limit: &Limit| !matches!(limit.algorithm(), Algorithm::Concurrency { .. });
+        self.limits().iter().any(counts)
+    }
+
     /// Returns true if the rule has a leaky bucket limit that queues requests.
     #[must_use]
     pub fn has_queue(&self) -> bool {

@@ -16,7 +16,7 @@ pub struct DescriptorRules(Box<FindRule>);
 type FindRule = dyn Fn(&str) -> Option<Arc<Rule>> + Send + Sync;
 
 impl DescriptorRules {
-    /// Creates the rules that `find` returns for their names.
+    /// Creates a lookup in which `find` returns the rule with a name.
     #[must_use]
     pub fn new(find: impl Fn(&str) -> Option<Arc<Rule>> + Send + Sync + 'static) -> Self {
         Self(Box::new(find))

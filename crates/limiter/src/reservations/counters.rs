@@ -251,9 +251,11 @@ impl ServerLimiter {
         let (end, rules) = (ReservationEnd::Settled(cost), self.rules());
         let settlements = self.settlements_of(charges, &rules);
         let ended = redis_store.end_reservation(reservation, settlements, end, now);
-        match ended.await? {
+        let status = ended.await;
+        match status.inspect_err(|_| self.reservations.table().record_lost_reply(&id))? {
             ReservationStatus::Ended(_) => {}
-            ReservationStatus::EndedBefore(ReservationEnd::Settled(_), _) => {
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(cost), _) => {
+                self.end_own_part_of_settled(charges, id, cost, &rules, now);
                 return Ok(self.settled_before());
             }
             ReservationStatus::EndedBefore(ReservationEnd::Expired, _)
@@ -262,7 +264,7 @@ impl ServerLimiter {
                 return Ok(self.not_outstanding(&NotOutstanding::Expired.into()));
             }
         }
-        self.end_own_part(charges, id, cost, now);
+        self.end_own_part(charges, id, cost, &rules, now);
         self.count_settled();
         let settled = settled(charges, |at| receipt.is_charged(at), cost);
         Ok(CounterSettlement::Settled(settled))

@@ -189,8 +189,11 @@ impl ServerLimiter {
                 release_slots(&self.waiters, &outstanding.charges, held);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
-            // Another server has settled the reservation.
+            // Another server has settled the reservation, or a call whose reply was lost.
             Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost), _)) => {
+                if outstanding.has_lost_reply {
+                    self.count_settled();
+                }
                 let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }

@@ -1,9 +1,11 @@
 //! The final charges of a reservation.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 use tidegate::rate_limiter::{OwnedCharge, OwnedCharges, charge_excess, excess_costs};
 use tidegate_config::ReservationExpiry;
-use tidegate_core::{Charge, CostSource, Rule, RuleSet, Settlement, Timestamp};
+use tidegate_core::{Charge, CostSource, Mode, Rule, RuleSet, Settlement, Timestamp};
 
 use crate::ServerLimiter;
 
@@ -14,7 +16,7 @@ pub(super) struct FinalCharges {
     /// The settlement of each charge.
     pub(super) settlements: SmallVec<[Settlement; 1]>,
     /// The largest excess over a reserved amount that is never charged, because the rule also has
-    /// concurrency slots.
+    /// concurrency slots. A rule in shadow mode does not count, because it admits every excess.
     pub(super) uncharged: u64,
 }
 
@@ -30,8 +32,9 @@ impl FinalCharges {
             match rules.rule_of(&charge.key).filter(|_| has_rules) {
                 Some(rule) => {
                     let amount = final_charge(rule, reserved, cost);
-                    let has_units = charge.limits().has_units();
-                    if has_units && matches!(rule.cost(), CostSource::Request) {
+                    let has_units = charge.limits().has_units() || rule.has_units();
+                    let is_enforced = rule.mode() == Mode::Enforce;
+                    if is_enforced && has_units && matches!(rule.cost(), CostSource::Request) {
                         uncharged = uncharged.max(cost - amount);
                     }
                     amount
@@ -93,12 +96,14 @@ fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
 }
 
 impl ServerLimiter {
-    /// Charges the excess of each final amount over the reserved amount. The limits may not admit
+    /// Charges the excess of each final amount over the reserved amount under `rules`, with which
+    /// the final amounts were determined. The limits may not admit
     /// the whole excess. Returns the largest number of units that were not charged.
     pub(super) async fn charge_excess_of(
         &self,
         charges: &OwnedCharges,
         final_charges: &FinalCharges,
+        rules: &Arc<RuleSet>,
         now: Timestamp,
     ) -> u64 {
         let reserved = charges.list().iter().map(|charge| charge.cost.units());
@@ -107,7 +112,7 @@ impl ServerLimiter {
             return final_charges.uncharged;
         }
         // The excess is a new charge, so the limits that apply now decide it.
-        let current = charges.under_current_limits(&self.rules(), now);
+        let current = charges.under_current_limits(rules, now);
         // No request would release the slots of an excess.
         let is_chargeable: SmallVec<[bool; 1]> = current
             .with_rules()

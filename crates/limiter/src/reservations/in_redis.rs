@@ -99,8 +99,11 @@ impl ServerLimiter {
             let reservation = shared.in_redis(&charges, id, expires);
             let end = ReservationEnd::Settled(cost);
             let settlements = self.settlements_of(&shared.charges, &rules);
-            let ended = redis_store.end_reservation(reservation, settlements, end, now);
-            ended.await.map_err(ReservationError::Unavailable)?
+            redis_store
+                .end_reservation(reservation, settlements, end, now)
+                .await
+                .inspect_err(|_| self.reservations.table().record_lost_reply(&id))
+                .map_err(ReservationError::Unavailable)?
         };
         let (refund, is_repeated) = match status {
             ReservationStatus::Ended(refund) => (refund, false),
@@ -121,12 +124,38 @@ impl ServerLimiter {
             false => Refund::Incomplete,
         };
         if is_repeated {
+            self.end_own_part_of_settled(&shared.charges, id, cost, &rules, now);
             return Ok((0, refund));
         }
         self.count_settled();
-        self.end_own_part(&shared.charges, id, cost, now);
-        let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
-        Ok((excess.await, refund))
+        self.end_own_part(&shared.charges, id, cost, &rules, now);
+        let uncharged = self
+            .charge_excess_of(&shared.charges, &final_charges, &rules, now)
+            .await;
+        Ok((uncharged, refund))
+    }
+
+    /// Ends this server's part of a reservation that an earlier call has settled in Redis at `cost`.
+    /// If this server has sent the earlier call, its reply was lost, so it was not counted yet.
+    pub(super) fn end_own_part_of_settled(
+        &self,
+        charges: &OwnedCharges,
+        id: ReservationId,
+        cost: u64,
+        rules: &RuleSet,
+        now: Timestamp,
+    ) {
+        let own = self
+            .reservations
+            .table()
+            .get(&id)
+            .map(|own| own.has_lost_reply);
+        if own == Some(true) {
+            self.count_settled();
+        }
+        if own.is_some() {
+            self.end_own_part(charges, id, cost, rules, now);
+        }
     }
 
     /// Removes a reservation from this server's table, and settles the charges made on this server,
@@ -136,6 +165,7 @@ impl ServerLimiter {
         charges: &OwnedCharges,
         id: ReservationId,
         cost: u64,
+        rules: &RuleSet,
         now: Timestamp,
     ) {
         let own = {
@@ -146,7 +176,7 @@ impl ServerLimiter {
         let held = own.as_ref().and_then(|own| own.held_for(now));
         release_slots(&self.waiters, charges, held);
         if let Some(own) = own {
-            let own_charges = FinalCharges::new(&own.charges, &self.rules(), cost);
+            let own_charges = FinalCharges::new(&own.charges, rules, cost);
             self.settle_own_share(own, &own_charges, now);
         }
     }

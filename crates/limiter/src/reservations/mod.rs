@@ -361,11 +361,15 @@ impl ServerLimiter {
                     self.expire_locally(outstanding, now);
                     return Err(NotOutstanding::Expired.into());
                 }
-                let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);
+                // A reload must not make the refund and the excess differ.
+                let rules = self.rules();
+                let final_charges = FinalCharges::new(&outstanding.charges, &rules, cost);
                 let (charges, refund) = self.end_locally(outstanding, &final_charges, now);
                 self.count_settled();
-                let excess = self.charge_excess_of(&charges, &final_charges, now);
-                (excess.await, refund)
+                let uncharged = self
+                    .charge_excess_of(&charges, &final_charges, &rules, now)
+                    .await;
+                (uncharged, refund)
             }
             TokenCharges::InRedis(shared) => {
                 let shared = self.shared_reservation(ReservationKind::Request, shared);

@@ -35,6 +35,9 @@ pub(super) struct OutstandingReservation {
     /// writes it to the expiry queue. This server ends the reservation only if the other server and
     /// the servers that read the expiry queue do not.
     pub(super) is_renewed_elsewhere: bool,
+    /// Whether the reply of Redis to a settlement on this server was lost, so that the settlement
+    /// may have been executed, but was not counted.
+    pub(super) has_lost_reply: bool,
     /// This permit counts the reservation until the permit is dropped.
     pub(super) _permit: ReservationPermit,
 }
@@ -55,6 +58,7 @@ impl OutstandingReservation {
             expires,
             due_at: expires,
             is_renewed_elsewhere: false,
+            has_lost_reply: false,
             _permit: permit,
         }
     }
@@ -214,6 +218,13 @@ impl OutstandingTable {
             return None;
         }
         self.remove(&id).map(|outstanding| (id, outstanding))
+    }
+
+    /// Records that the reply to a settlement of a reservation was lost.
+    pub(super) fn record_lost_reply(&mut self, id: &ReservationId) {
+        if let Some(outstanding) = self.by_id.get_mut(id) {
+            outstanding.has_lost_reply = true;
+        }
     }
 
     /// Returns the instant at which the next reservation is due; `None` if another process has

@@ -299,6 +299,7 @@ fn a_rule_with_slots_charges_no_excess() {
             ("20/h, SLOTS", "20/h", 9, 11),
             ("SLOTS", "20/h", 9, 13),
             ("SLOTS", "SLOTS", 9, 3),
+            ("SLOTS", "20/h, SLOTS", 2, 20),
         ] {
             let name = format!("excess {before} to {after}");
             let fleet = fleet(runtime, backend, Pro::Log(20), &name);
@@ -316,6 +317,22 @@ fn a_rule_with_slots_charges_no_excess() {
             );
             assert_eq!(fleet.remaining(0, 0), remaining, "{name}");
         }
+    });
+}
+
+/// A rule in shadow mode admits every excess, so it does not reduce the settled units.
+#[test]
+fn a_shadow_rule_with_slots_does_not_reduce_the_settled_units() {
+    on_each_backend(|runtime, backend| {
+        let fleet = fleet(runtime, backend, Pro::Log(20), "shadow");
+        let shadow = ", {name: s0, key: user, mode: shadow, limits: [20/h, SLOTS]}]";
+        let rules = rules_with("100/h").replace("cost: 1, ", "");
+        let rules = rules.trim_end_matches(']').to_owned() + shadow;
+        fleet.reload(&rules.replace("SLOTS", CONCURRENCY));
+        let reserve = fleet.reserve_entries(0, &WITHOUT_PLAN, 2, TTL);
+        let token = reserve.unwrap().token;
+        assert_eq!(fleet.settle(0, &token, 9).unwrap().settled, 9);
+        assert_eq!(fleet.remaining(0, 0), 91);
     });
 }
 

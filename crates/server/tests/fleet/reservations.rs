@@ -224,6 +224,33 @@ fn the_excess_is_charged_after_an_outage() {
     );
 }
 
+/// Redis executes a settlement, but its reply is lost. The repeated call ends the reservation on
+/// this server, and counts it once.
+#[test]
+fn a_settlement_whose_reply_was_lost_is_counted_when_it_is_repeated() {
+    let (redis, a, b) = two_nodes();
+    // This loads the script, so that Redis executes the next call even if its reply is lost.
+    let loading = reserve(&a, &[("user", "u")], 1, 60).unwrap();
+    settle(&a, &loading.token, 0).unwrap();
+    let reservation = reserve(&a, &[("user", "u")], 600, 60).unwrap();
+    redis.pause();
+    assert!(settle(&a, &reservation.token, 100).is_err());
+    redis.resume();
+    eventually("Redis executes the settlement", || {
+        (window_spent(&b, "u") == 100).then_some(())
+    });
+    a.until_up(true);
+    let metric = |name: &str| a.limiter.exposition().contains(&format!("\n{name}\n"));
+    assert!(metric("tidegate_reservations_outstanding 1"));
+    assert!(metric("tidegate_reservations_ended_total{by=\"settle\"} 1"));
+    for _ in 0..2 {
+        let repeated = settle(&a, &reservation.token, 100).unwrap();
+        assert_eq!((repeated.settled, repeated.released), (100, 500));
+        assert!(metric("tidegate_reservations_outstanding 0"));
+        assert!(metric("tidegate_reservations_ended_total{by=\"settle\"} 2"));
+    }
+}
+
 /// The rules may change while a reservation is outstanding.
 #[test]
 fn a_reservation_ends_once_although_a_rule_is_removed() {
