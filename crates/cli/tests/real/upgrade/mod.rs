@@ -84,7 +84,9 @@ fn two_upgrades_with_tls_lose_no_request_and_no_charge() {
 /// must be exhausted exactly.
 fn load(options: &[&str]) {
     let brief = "--upgrades 2 --pause 0.3 --rate 1500 --quota 200";
-    let brief = brief.split(' ').chain(["--least-rate", "1", "--least", "1"]);
+    let brief = brief
+        .split(' ')
+        .chain(["--least-rate", "1", "--least", "1"]);
     let options: Vec<&str> = brief.chain(options.iter().copied()).collect();
     assert_script_passes("scripts/upgrade/run", &options);
 }
