@@ -112,8 +112,8 @@ impl Registry {
         })
     }
 
-    /// Returns the counters of `key`, if they exist. Returns the shared counters if the maximum
-    /// number of paths is reached.
+    /// Returns the counters of `key`. If they do not exist, and the maximum number of paths is
+    /// reached, returns the shared counters.
     fn known(&self, key: &DomainAndPath) -> Option<Arc<Counters>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let others = || known.get(&(OTHER.into(), OTHER.into()));

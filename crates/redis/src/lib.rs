@@ -12,8 +12,8 @@
 //! - **One Redis key per rule and key.** All limits of a rule for one key (such as a client
 //!   address) are stored in one value. Rules keyed by the same values share a hash tag, and
 //!   therefore a hash slot.
-//! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
-//!   only exception is a key with a block that has no end.
+//! - **Every key of a counter has a time to live**, which is never shorter than the lifetime of its
+//!   state. The only exception is a key with a block that has no end.
 //! - **One clock.** Each decision reads the server's `TIME` once. Setting the clock back creates no
 //!   tokens: a state that was written while the clock was more than 10 s ahead is clamped to at
 //!   most the spent units of an exhausted key. After a step back of at most 10 s, denials only last

@@ -88,8 +88,8 @@ pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessa
     Ok(request)
 }
 
-/// Adds an element to a list of descriptors. The list is truncated to one element more than its
-/// maximum length.
+/// Adds an element to a list of descriptors. The list keeps one element more than its maximum
+/// length, which shows that the list is too long.
 pub(super) fn add_descriptor(
     descriptors: &mut Vec<Descriptor>,
     value: Value<'_>,

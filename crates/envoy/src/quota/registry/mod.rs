@@ -53,7 +53,7 @@ struct State {
     rules: Vec<QuotaRule>,
     buckets: HashMap<Key, Bucket>,
     streams: HashMap<StreamId, Stream>,
-    /// The buckets without streams, ordered by the end of the window in which their usage counts.
+    /// The buckets without streams, ordered by the end of the window to which their usage belongs.
     vacant: BTreeSet<(Timestamp, Key)>,
 }
 
