@@ -7,8 +7,8 @@ use tokio::runtime::Runtime;
 
 use crate::{
     fleet::{Backend, Fleet},
+    kind::Kind,
     support::RedisServer,
-    twin::Kind,
 };
 
 const SECOND: u64 = 1_000_000;

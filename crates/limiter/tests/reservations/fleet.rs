@@ -23,7 +23,10 @@ use tidegate_redis::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-use crate::twin::{Kind, WRITE_INTERVAL};
+use crate::{
+    kind::{Change, Kind},
+    twin::WRITE_INTERVAL,
+};
 
 /// The users. A rule has one key for each user.
 pub(crate) const USERS: [&str; 2] = ["u", "v"];
@@ -50,8 +53,8 @@ pub(crate) struct Fleet<'r> {
     runtime: &'r Runtime,
     backend: &'r Backend,
     kinds: Vec<Kind>,
-    /// Whether the limit of each rule is doubled.
-    doubled: Vec<bool>,
+    /// How the limits of each rule have changed.
+    changes: Vec<Change>,
     on_expiry: ReservationExpiry,
     prefix: String,
     nodes: Vec<Node>,
@@ -110,14 +113,16 @@ impl<'r> Fleet<'r> {
         now: u64,
     ) -> Self {
         let counter_limits = COUNTERS.map(|(_, kind)| {
-            let rules = Config::parse(&rules(&[kind], &[false])).unwrap().rules;
+            let rules = Config::parse(&rules(&[kind], &[Change::None]))
+                .unwrap()
+                .rules;
             Arc::clone(rules.rule("r0").unwrap().limits())
         });
         let mut fleet = Self {
             runtime,
             backend,
             kinds: kinds.to_vec(),
-            doubled: vec![false; kinds.len()],
+            changes: vec![Change::None; kinds.len()],
             on_expiry,
             prefix,
             nodes: Vec::new(),
@@ -135,7 +140,7 @@ impl<'r> Fleet<'r> {
     }
 
     fn node(&self, store: MemoryStore) -> Node {
-        let rules = Config::parse(&rules(&self.kinds, &self.doubled))
+        let rules = Config::parse(&rules(&self.kinds, &self.changes))
             .unwrap()
             .rules;
         let clock = Clock::manual(timestamp(self.now));
@@ -279,10 +284,10 @@ impl<'r> Fleet<'r> {
         }
     }
 
-    /// Doubles the limit of the rule with this index, or restores it, on every server.
-    pub(crate) fn set_doubled(&mut self, rule: usize, is_doubled: bool) {
-        self.doubled[rule] = is_doubled;
-        self.reload(&rules(&self.kinds, &self.doubled));
+    /// Changes the limits of the rule with this index on every server.
+    pub(crate) fn change(&mut self, rule: usize, change: Change) {
+        self.changes[rule] = change;
+        self.reload(&rules(&self.kinds, &self.changes));
     }
 
     /// Returns the indices of the keys that a request of `user` charges.
@@ -310,10 +315,12 @@ impl<'r> Fleet<'r> {
 
     /// Returns the remaining units of a key.
     pub(crate) fn remaining(&self, server: usize, key: usize) -> u64 {
+        let change = self.changes.get(key / USERS.len());
+        let limit = change.map_or(0, |change| change.index_of_limit());
         let (key, limits) = self.key(server, key);
         let charge = Charge::new(&key, &limits, Cost::ONE).unwrap();
         let inspect = self.nodes[server].limiter.inspect(charge, Effect::Look);
-        self.run(inspect).unwrap()[0].remaining
+        self.run(inspect).unwrap()[limit].remaining
     }
 
     /// Returns the remaining units of the key `value` of a rule.
@@ -468,21 +475,18 @@ fn entries_of(user: usize) -> [(&'static str, &'static str); 2] {
     [("user", USERS[user]), ("device", DEVICES[user])]
 }
 
-fn rules(kinds: &[Kind], doubled: &[bool]) -> String {
-    let rule = |(number, (kind, is_doubled)): (usize, (&Kind, &bool))| {
+fn rules(kinds: &[Kind], changes: &[Change]) -> String {
+    let rule = |(number, (kind, change)): (usize, (&Kind, &Change))| {
         let cost = if *kind == Kind::Slots {
             "cost: 1, "
         } else {
             ""
         };
-        let limit = match is_doubled {
-            true => kind.doubled_limit(),
-            false => kind.limit().to_owned(),
-        };
+        let limits = kind.limits(*change);
         let (key, _) = entries_of(0)[number % 2];
-        format!("  - {{name: r{number}, key: {key}, {cost}limits: [{limit}]}}\n")
+        format!("  - {{name: r{number}, key: {key}, {cost}limits: [{limits}]}}\n")
     };
-    let rules: String = kinds.iter().zip(doubled).enumerate().map(rule).collect();
+    let rules: String = kinds.iter().zip(changes).enumerate().map(rule).collect();
     format!("rules:\n{rules}")
 }
 

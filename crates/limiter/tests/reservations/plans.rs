@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 use crate::{
     changed_limits::on_each_backend,
     fleet::{Backend, Fleet},
-    twin::Kind,
+    kind::Kind,
 };
 
 const SECOND: u64 = 1_000_000;

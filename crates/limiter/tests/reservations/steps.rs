@@ -12,7 +12,8 @@ use tokio::runtime::Runtime;
 
 use crate::{
     fleet::{Backend, Fleet, USERS},
-    twin::{Kind, LIMIT, Renewal, Settlement, TICK, Twin},
+    kind::{Change, Kind, LIMIT},
+    twin::{Released, Renewal, Settlement, TICK, Twin},
 };
 
 const MILLISECOND: u64 = 1_000;
@@ -76,11 +77,10 @@ enum Step {
         server: Index,
         key: Index,
     },
-    /// Doubles the limit of a rule, or restores it. The limits of buckets do not change, because
-    /// their rates would change as well, and then units stay charged.
-    SetDoubled {
+    /// Changes the limits of a rule, or restores them, if the kind of the limit allows the change.
+    Change {
         rule: Index,
-        is_doubled: bool,
+        change: Change,
     },
     /// The servers write the expiry queue, or the snapshot.
     Write,
@@ -104,7 +104,21 @@ enum FinalCost {
     Again,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+/// The changes of limits in a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Changes {
+    /// A limit is doubled, and later restored. The twin is exact.
+    OfCount,
+    /// All changes.
+    Any,
+}
+
+fn step(changes: Changes) -> impl Strategy<Value = Step> {
+    let (weight, changes) = match changes {
+        Changes::OfCount => (2, vec![Change::None, Change::Doubled]),
+        // Some faults need a change that is undone, with a request before and after.
+        Changes::Any => (8, [&[Change::None; 3][..], &Change::ALL].concat()),
+    };
     let (user, ttl) = (|| 0..USERS.len(), || millis(1, LONGEST_TTL));
     let index = any::<Index>;
     prop_oneof![
@@ -129,8 +143,8 @@ fn step() -> impl Strategy<Value = Step> {
         5 => millis(0, 15_000 * MILLISECOND).prop_map(Step::Pass),
         1 => millis(0, LONGEST_PAUSE - MILLISECOND).prop_map(Step::Pause),
         1 => (index(), index()).prop_map(|(server, key)| Step::Reset { server, key }),
-        2 => (index(), any::<bool>())
-            .prop_map(|(rule, is_doubled)| Step::SetDoubled { rule, is_doubled }),
+        weight => (index(), prop::sample::select(changes))
+            .prop_map(|(rule, change)| Step::Change { rule, change }),
         2 => Just(Step::Write),
         3 => (index(), prop::bool::weighted(0.7))
             .prop_map(|(server, writes)| Step::Kill { server, writes }),
@@ -156,8 +170,17 @@ fn final_cost() -> impl Strategy<Value = FinalCost> {
 
 /// A sequence of steps, with the limits of the rules, what happens to the units of expired
 /// reservations, and the instant of the start.
-fn sequence() -> impl Strategy<Value = (Vec<Kind>, ReservationExpiry, u64, Vec<Step>)> {
-    let kinds = prop::sample::subsequence(Kind::ALL.to_vec(), 1..=3);
+fn sequence(
+    changes: Changes,
+) -> impl Strategy<Value = (Vec<Kind>, ReservationExpiry, u64, Vec<Step>)> {
+    let several = prop::sample::subsequence(Kind::ALL.to_vec(), 1..=3);
+    let kinds = match changes {
+        Changes::OfCount => several.boxed(),
+        Changes::Any => {
+            let one = prop::sample::select(Kind::ALL.to_vec()).prop_map(|kind| vec![kind]);
+            prop_oneof![several, one, Just(vec![Kind::Slots])].boxed()
+        }
+    };
     let on_expiry = prop_oneof![
         4 => Just(ReservationExpiry::Refund),
         1 => Just(ReservationExpiry::Charge),
@@ -167,7 +190,7 @@ fn sequence() -> impl Strategy<Value = (Vec<Kind>, ReservationExpiry, u64, Vec<S
         kinds,
         on_expiry,
         start,
-        prop::collection::vec(step(), 1..=50),
+        prop::collection::vec(step(changes), 1..=50),
     )
 }
 
@@ -177,6 +200,7 @@ struct Holder {
     former_token: Option<String>,
     cost: u64,
     settled_at: Option<u64>,
+    released: u64,
 }
 
 /// A fleet and its twin.
@@ -245,6 +269,8 @@ impl Pair<'_> {
                 }
                 if is_admitted {
                     self.twin.charge(&keys, *cost);
+                } else {
+                    self.twin.deny(&keys);
                 }
             }
             Step::Pass(micros) => self.pass(*micros),
@@ -257,14 +283,15 @@ impl Pair<'_> {
                 self.fleet.reset(server.index(self.fleet.len()), key);
                 self.twin.reset(key);
             }
-            Step::SetDoubled { rule, is_doubled } => {
+            Step::Change { rule, change } => {
                 let kinds = self.fleet.rule_kinds();
                 let rule = rule.index(kinds.len());
-                if !kinds[rule].is_bucket() {
-                    self.fleet.set_doubled(rule, *is_doubled);
+                if kinds[rule].can_change(*change) {
+                    self.has_slots |= kinds[rule].has_slots(*change);
+                    self.fleet.change(rule, *change);
                     let first_key = rule * USERS.len();
                     let keys = first_key..first_key + USERS.len();
-                    self.twin.set_doubled(keys, *is_doubled);
+                    self.twin.change(keys, *change);
                 }
             }
             Step::Write => self.write(),
@@ -342,6 +369,7 @@ impl Pair<'_> {
         is_of_counters: bool,
     ) -> Result<(), TestCaseError> {
         let Some(Reservation { token, expires_in }) = reservation else {
+            self.twin.deny(keys);
             return Ok(());
         };
         let ttl = self.twin.reserve(server, keys, cost, ttl, is_of_counters);
@@ -351,6 +379,7 @@ impl Pair<'_> {
             former_token: None,
             cost,
             settled_at: None,
+            released: 0,
         });
         Ok(())
     }
@@ -381,13 +410,13 @@ impl Pair<'_> {
         let former = holder.former_token.as_ref().filter(|_| with_former_token);
         let token = former.unwrap_or(&holder.token).clone();
         let expected = self.twin.settle(which, cost);
-        if let Settlement::Settled(_) = expected {
+        if let Settlement::Settled(..) = expected {
             holder.settled_at = Some(cost);
         }
         let reserved = holder.cost;
         if self.twin.is_of_counters(which) {
             match (expected, self.fleet.settle_counters(server, &token, cost)) {
-                (Settlement::Settled(_), CounterSettlement::Settled(counters)) => {
+                (Settlement::Settled(..), CounterSettlement::Settled(counters)) => {
                     let mut charged = counters.iter().map(|counter| counter.charged);
                     prop_assert!(charged.all(|charged| charged == cost.min(reserved)));
                 }
@@ -404,16 +433,26 @@ impl Pair<'_> {
             return Ok(());
         }
         match (expected, self.fleet.settle(server, &token, cost)) {
-            (Settlement::Settled(charged), Ok(settled)) => {
+            (Settlement::Settled(charged, released), Ok(settled)) => {
                 let charged = charged.least..=charged.most;
                 prop_assert!(
                     charged.contains(&settled.settled),
                     "{settled:?} {charged:?}"
                 );
-                prop_assert_eq!(settled.released, reserved.saturating_sub(cost));
+                let unused = reserved.saturating_sub(cost);
+                let are_released = match released {
+                    Released::All => settled.released == unused,
+                    Released::Nothing => settled.released == 0,
+                    Released::Either => [0, unused].contains(&settled.released),
+                };
+                prop_assert!(are_released, "{settled:?} {released:?}");
+                holder.released = settled.released;
                 prop_assert_eq!(settled.over, cost.saturating_sub(reserved));
             }
-            (Settlement::Repeated, Ok(settled)) => prop_assert_eq!(settled.settled, cost),
+            (Settlement::Repeated, Ok(settled)) => {
+                let reply = (settled.settled, settled.released);
+                prop_assert_eq!(reply, (cost, holder.released));
+            }
             (
                 Settlement::SettledBefore | Settlement::Forgotten | Settlement::NotOutstanding,
                 Err(ReservationError::NotOutstanding(_)),
@@ -480,8 +519,10 @@ impl Pair<'_> {
             return Ok(());
         }
         let slot_lost = ReservationError::NotOutstanding(NotOutstanding::SlotLost);
-        match (self.twin.renew(server, which, ttl), renewed) {
-            (Renewal::Renewed, Ok(renewed)) => {
+        let is_slot_lost = renewed.as_ref().is_err_and(|error| *error == slot_lost);
+        match (self.twin.renew(server, which, ttl, is_slot_lost), renewed) {
+            (Renewal::Renewed(ttl), Ok(renewed)) => {
+                prop_assert_eq!(renewed.expires_in.as_micros(), ttl);
                 let former = std::mem::replace(&mut holder.token, renewed.token);
                 holder.former_token = Some(former);
             }
@@ -512,7 +553,7 @@ impl Pair<'_> {
 }
 
 /// Takes `cases` random sequences of steps.
-pub(crate) fn compare(runtime: &Runtime, backend: &Backend, cases: u32) {
+pub(crate) fn compare(runtime: &Runtime, backend: &Backend, changes: Changes, cases: u32) {
     let default = ProptestConfig::default();
     let scaled = u64::from(cases) * u64::from(default.cases) / 256;
     let config = ProptestConfig {
@@ -521,35 +562,36 @@ pub(crate) fn compare(runtime: &Runtime, backend: &Backend, cases: u32) {
         ..default
     };
     let number = Cell::new(0);
-    let result = TestRunner::new(config).run(&sequence(), |(kinds, on_expiry, start, steps)| {
-        number.set(number.get() + 1);
-        let prefix = format!("t{}", number.get());
-        let fleet = Fleet::start(runtime, backend, &kinds, on_expiry, prefix, start);
-        let charges_expired = on_expiry == ReservationExpiry::Charge;
-        let is_shared = backend.is_shared();
-        let twin = Twin::new(fleet.kinds_of_keys(), is_shared, charges_expired, start);
-        let mut pair = Pair {
-            fleet,
-            twin,
-            snapshot: None,
-            holders: Vec::new(),
-            has_slots: kinds.contains(&Kind::Slots),
-        };
-        for (number, step) in steps.iter().enumerate() {
-            let result = pair.take(step).and_then(|()| pair.compare(number));
-            result.map_err(|error| {
-                TestCaseError::fail(format!(
-                    "step {number} {step:?} at {}: {error}",
-                    pair.twin.now
-                ))
-            })?;
-        }
-        // All reservations expire, including those of killed servers.
-        pair.pass(LONGEST_TTL + 12 * TICK);
-        pair.compare(0)?;
-        prop_assert!(pair.fleet.is_idle(), "a reservation is still outstanding");
-        Ok(())
-    });
+    let result =
+        TestRunner::new(config).run(&sequence(changes), |(kinds, on_expiry, start, steps)| {
+            number.set(number.get() + 1);
+            let prefix = format!("t{}", number.get());
+            let fleet = Fleet::start(runtime, backend, &kinds, on_expiry, prefix, start);
+            let charges_expired = on_expiry == ReservationExpiry::Charge;
+            let is_shared = backend.is_shared();
+            let twin = Twin::new(fleet.kinds_of_keys(), is_shared, charges_expired, start);
+            let mut pair = Pair {
+                fleet,
+                twin,
+                snapshot: None,
+                holders: Vec::new(),
+                has_slots: kinds.contains(&Kind::Slots),
+            };
+            for (number, step) in steps.iter().enumerate() {
+                let result = pair.take(step).and_then(|()| pair.compare(number));
+                result.map_err(|error| {
+                    TestCaseError::fail(format!(
+                        "step {number} {step:?} at {}: {error}",
+                        pair.twin.now
+                    ))
+                })?;
+            }
+            // All reservations expire, including those of killed servers.
+            pair.pass(LONGEST_TTL + 12 * TICK);
+            pair.compare(0)?;
+            prop_assert!(pair.fleet.is_idle(), "a reservation is still outstanding");
+            Ok(())
+        });
     if let Err(failure) = result {
         panic!("{failure}");
     }

@@ -7,20 +7,17 @@
 //! - At least the level of a bucket that was never charged the unused units.
 //! - At most the level of a bucket whose charges drain as soon as possible: a refund returns at
 //!   least `cost - (time since the charge)`, in units of the leak.
+//!
+//! If a reload changes more than the number of units that a limit admits, the twin computes bounds
+//! for the key from then on (`changed_units.rs`): the store converts the state at the next request,
+//! and then refunds nothing. A denied request may convert the state, too.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// The limit of every kind, in units, except for slots.
-pub(crate) const LIMIT: u64 = 20;
-/// The window of every kind, and the time in which a full bucket drains, in microseconds.
-pub(crate) const WINDOW: u64 = 60_000_000;
-/// The number of concurrency slots.
-const SLOTS: u64 = 3;
-/// The lease of a concurrency slot, in microseconds.
-pub(crate) const LEASE: u64 = 30_000_000;
-/// The time in which a bucket drains by one unit, in microseconds.
-const UNIT: u64 = WINDOW / LIMIT;
-const DAY: u64 = 86_400_000_000;
+use crate::{
+    changed_units::{ChangedUnits, Holding},
+    kind::{Change, DAY, Kind, LIMIT, UNIT},
+};
 
 /// How long after its expiry a reservation of a stopped server is left to that server.
 const GRACE: u64 = 5_000_000;
@@ -34,90 +31,35 @@ pub(crate) const TICK: u64 = 1_000_000;
 /// The interval in which the servers write the expiry queue, in microseconds.
 pub(crate) const WRITE_INTERVAL: u64 = 100_000;
 
-/// A kind of limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    FixedWindow,
-    FirstRequest,
-    Budget,
-    Log,
-    Buckets,
-    Weighted,
-    TokenBucket,
-    Gcra,
-    Meter,
-    Slots,
-}
-
-impl Kind {
-    pub(crate) const ALL: [Self; 10] = [
-        Self::FixedWindow,
-        Self::FirstRequest,
-        Self::Budget,
-        Self::Log,
-        Self::Buckets,
-        Self::Weighted,
-        Self::TokenBucket,
-        Self::Gcra,
-        Self::Meter,
-        Self::Slots,
-    ];
-
-    /// Returns the limit in the notation of the rules file.
-    pub(crate) fn limit(self) -> &'static str {
-        match self {
-            Self::FixedWindow => "{algorithm: fixed_window, limit: 20, window: 1min}",
-            Self::FirstRequest => {
-                "{algorithm: fixed_window, limit: 20, window: 1min, anchor: first_request}"
-            }
-            Self::Budget => {
-                "{algorithm: fixed_window, limit: 20, anchor: {calendar: day, zone: UTC}}"
-            }
-            Self::Log => "{algorithm: sliding_window_log, limit: 20, window: 1min}",
-            Self::Buckets => {
-                "{algorithm: sliding_window_counter, limit: 20, window: 1min, buckets: 6}"
-            }
-            Self::Weighted => "{algorithm: sliding_window_counter, limit: 20, window: 1min}",
-            Self::TokenBucket => "{algorithm: token_bucket, capacity: 20, refill: 20/min}",
-            Self::Gcra => "{algorithm: gcra, rate: 20/min, burst: 19}",
-            Self::Meter => "{algorithm: leaky_bucket, capacity: 20, leak: 20/min}",
-            Self::Slots => "{algorithm: concurrency, limit: 3, lease: 30s}",
-        }
-    }
-
-    /// Returns twice the limit, with the same window or lease. The limit is not a bucket.
-    pub(crate) fn doubled_limit(self) -> String {
-        let limit = self.limit();
-        let doubled = limit.replace("limit: 20", "limit: 40");
-        let doubled = doubled.replace("limit: 3,", "limit: 6,");
-        assert_ne!(doubled, limit, "the rate of a bucket would change");
-        doubled
-    }
-
-    fn most(self) -> u64 {
-        if self == Self::Slots { SLOTS } else { LIMIT }
-    }
-
-    pub(crate) fn is_bucket(self) -> bool {
-        matches!(self, Self::TokenBucket | Self::Gcra | Self::Meter)
-    }
-}
-
 /// The state of a key.
 #[derive(Clone, Debug)]
 struct Key {
     kind: Kind,
+    change: Change,
     /// The limit.
     most: u64,
     /// The highest limit until now. Lowering a limit refunds nothing.
     highest_most: u64,
     /// The units at each position: an instant, a window, or a part of a window. Empty for a bucket.
     units: BTreeMap<u64, u64>,
+    /// The units after the terms of the limit have changed, instead of `units`. Empty for a bucket.
+    changed: Option<ChangedUnits>,
+    /// The terms of the state, and its shape.
+    terms: Conversions,
+    shape: Conversions,
+    /// The longest lease of a limit of the key until now.
+    longest_lease: u64,
     /// All charges and refunds of a bucket that could have had an effect, as if the unused units
     /// had never been charged.
-    events: Vec<(u64, i64)>,
-    /// The highest possible level of a bucket, in microseconds, and the instant of this level.
+    events: Vec<Event>,
+    /// The highest possible level of a bucket, and the instant of this level.
     highest: (u64, u64),
+    /// The lowest rate at which the bucket may drain since that instant.
+    slowest: u64,
+    /// Whether nothing is known about the level of a bucket: after a restart, the store does not
+    /// know the former rate, so the time until the bucket is full again stays the same, and the
+    /// used units change.
+    is_unknown: bool,
     /// The number of resets.
     resets: u64,
     /// The number of events of a bucket before the latest refund of a charge from before a reset.
@@ -125,15 +67,100 @@ struct Key {
     blurred: usize,
 }
 
+/// A unit of a bucket, as a level. A bucket drains at [`Change::drain_rate`].
+const LEVEL: u64 = 2 * UNIT;
+
+/// A charge or a refund of a bucket.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    at: u64,
+    units: i64,
+    /// The highest rate at which the bucket may drain after the event.
+    fastest: u64,
+}
+
+/// The conversions of a key's state: to other terms, or to other shapes.
+#[derive(Clone, Copy, Debug)]
+struct Conversions {
+    /// What the latest admitted request has left.
+    latest: Change,
+    /// Whether a denied request may have converted the state since then.
+    is_unknown: bool,
+    /// The number of conversions by admitted requests.
+    certain: u64,
+    /// The number of denied requests that may have converted the state.
+    possible: u64,
+}
+
+/// Whether a state has been converted since a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Same,
+    Converted,
+    Unknown,
+}
+
+impl Conversions {
+    fn new(latest: Change) -> Self {
+        Self {
+            latest,
+            is_unknown: false,
+            certain: 0,
+            possible: 0,
+        }
+    }
+
+    /// A request under `change` is admitted.
+    fn admit(&mut self, change: Change) {
+        self.certain += u64::from(self.latest != change);
+        (self.latest, self.is_unknown) = (change, false);
+    }
+
+    /// A request under `change` is denied.
+    fn deny(&mut self, change: Change) {
+        if self.latest != change {
+            self.forget();
+        }
+    }
+
+    /// The state may have been converted.
+    fn forget(&mut self) {
+        self.possible += 1;
+        self.is_unknown = true;
+    }
+
+    /// Returns whether the state has been converted since it was `then`.
+    fn fate(&self, then: &Self) -> Fate {
+        if self.certain != then.certain {
+            Fate::Converted
+        } else if self.possible != then.possible {
+            Fate::Unknown
+        } else {
+            Fate::Same
+        }
+    }
+
+    /// Returns whether the state certainly differs from what it was `then`.
+    fn differs(&self, then: &Self) -> bool {
+        !self.is_unknown && self.latest != then.latest
+    }
+}
+
 /// A charge of a reservation.
 #[derive(Clone, Copy, Debug)]
 struct Charge {
     key: usize,
-    /// The position of the units; for a bucket, the index of the event.
+    /// The position of the units; for a bucket, the index of the event; for a key whose limits have
+    /// changed, the ID.
     position: u64,
     units: u64,
     /// The number of resets of the key before the charge.
     resets: u64,
+    /// The limits under which the charge was made.
+    change: Change,
+    /// The conversions of the key's state before the charge.
+    terms: Conversions,
+    shape: Conversions,
 }
 
 /// How a reservation has ended.
@@ -189,7 +216,7 @@ pub(crate) struct Remaining {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settlement {
     /// The reservation is settled, and this number of units of the final cost is charged.
-    Settled(Remaining),
+    Settled(Remaining, Released),
     /// The reservation was already settled at the same cost.
     Repeated,
     /// The reservation was already settled at another cost.
@@ -200,10 +227,22 @@ pub(crate) enum Settlement {
     NotOutstanding,
 }
 
+/// The units that a settlement reports as released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// All unused units.
+    All,
+    /// None, because units stay charged.
+    Nothing,
+    /// All or none.
+    Either,
+}
+
 /// The expected result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Renewal {
-    Renewed,
+    /// The reservation is renewed for this time.
+    Renewed(u64),
     /// The reservation has lost its slot in a reset.
     SlotLost,
     NotOutstanding,
@@ -222,31 +261,53 @@ pub(crate) struct Twin {
 
 impl Key {
     fn new(kind: Kind) -> Self {
+        let change = Change::None;
+        let most = kind.most(change);
         Self {
             kind,
-            most: kind.most(),
-            highest_most: kind.most(),
+            change,
+            most,
+            highest_most: most,
             units: BTreeMap::new(),
+            changed: None,
+            terms: Conversions::new(change),
+            shape: Conversions::new(change),
+            longest_lease: kind.window(change),
             events: Vec::new(),
             highest: (0, 0),
+            slowest: change.drain_rate(),
+            is_unknown: false,
             resets: 0,
             blurred: 0,
         }
     }
 
+    /// Returns whether the terms of the limit have ever changed.
+    fn has_changed(&self) -> bool {
+        self.changed.is_some()
+    }
+
+    fn has_slots(&self) -> bool {
+        self.kind.has_slots(self.change)
+    }
+
     /// Returns the position of units that are charged at `now`.
     fn position(&self, now: u64) -> u64 {
         match self.kind {
-            Kind::FixedWindow | Kind::Weighted => now / WINDOW,
+            Kind::FixedWindow | Kind::Weighted => now / self.window(),
             Kind::Budget => now / DAY,
-            Kind::Buckets => now / (WINDOW / 6),
+            Kind::Buckets => now / (self.window() / 6),
             Kind::Log | Kind::Slots => now,
             Kind::FirstRequest => {
                 let current = self.units.keys().find(|end| **end > now);
-                current.copied().unwrap_or(now + WINDOW)
+                current.copied().unwrap_or_else(|| now + self.window())
             }
             Kind::TokenBucket | Kind::Gcra | Kind::Meter => self.events.len() as u64,
         }
+    }
+
+    fn window(&self) -> u64 {
+        self.kind.window(Change::None)
     }
 
     /// Returns the units that count at `now`, as a numerator and a denominator.
@@ -255,49 +316,59 @@ impl Key {
             let counted = self.units.iter().filter(|(position, _)| counts(**position));
             counted.map(|(_, units)| *units).sum::<u64>()
         };
+        let window = self.window();
         match self.kind {
-            Kind::FixedWindow => (sum(&|at| at == now / WINDOW), 1),
+            Kind::FixedWindow => (sum(&|at| at == now / window), 1),
             Kind::Budget => (sum(&|at| at == now / DAY), 1),
             Kind::FirstRequest => (sum(&|end| end > now), 1),
-            Kind::Log => (sum(&|at| at + WINDOW > now), 1),
-            Kind::Slots => (sum(&|at| at + LEASE > now), 1),
+            Kind::Log | Kind::Slots => (sum(&|at| at + window > now), 1),
             // A strict counter also sums the sub-window in which the window begins.
-            Kind::Buckets => (sum(&|at| at + 7 > now / (WINDOW / 6)), 1),
+            Kind::Buckets => (sum(&|at| at + 7 > now / (window / 6)), 1),
             Kind::Weighted => {
-                let previous = sum(&|at| at + 1 == now / WINDOW) * (WINDOW - now % WINDOW);
-                (previous + sum(&|at| at == now / WINDOW) * WINDOW, WINDOW)
+                let previous = sum(&|at| at + 1 == now / window) * (window - now % window);
+                (previous + sum(&|at| at == now / window) * window, window)
             }
             Kind::TokenBucket | Kind::Gcra | Kind::Meter => unreachable!("a bucket has a level"),
         }
     }
 
     fn lowest_level(&self, now: u64) -> u64 {
-        let (mut level, mut last) = (0_u64, 0);
-        for (at, units) in &self.events {
-            level = level.saturating_sub(at - last);
-            let size = units.unsigned_abs() * UNIT;
-            level = if *units < 0 {
+        let (mut level, mut last, mut fastest) = (0_u64, 0, 0);
+        for event in &self.events {
+            level = level.saturating_sub((event.at - last) * fastest);
+            let size = event.units.unsigned_abs() * LEVEL;
+            level = if event.units < 0 {
                 level.saturating_sub(size)
             } else {
                 level + size
             };
-            last = *at;
+            (last, fastest) = (event.at, event.fastest);
         }
-        level.saturating_sub(now - last)
+        level.saturating_sub((now - last) * fastest)
     }
 
     fn highest_level(&self, now: u64) -> u64 {
         let (level, at) = self.highest;
-        level.saturating_sub(now - at)
+        level.saturating_sub((now - at) * self.slowest)
     }
 
     fn remaining(&self, now: u64) -> Remaining {
         let most = self.most;
+        if self.is_unknown {
+            return Remaining { least: 0, most };
+        }
         if self.kind.is_bucket() {
-            let left = |level: u64| (most * UNIT).saturating_sub(level) / UNIT;
+            let left = |level: u64| (most * LEVEL).saturating_sub(level) / LEVEL;
             return Remaining {
                 least: left(self.highest_level(now)),
                 most: left(self.lowest_level(now)),
+            };
+        }
+        if let Some(changed) = &self.changed {
+            let (least, highest) = changed.counted(self.change, now);
+            return Remaining {
+                least: most.saturating_sub(highest),
+                most: most.saturating_sub(least),
             };
         }
         let (counted, one) = self.counted(now);
@@ -310,10 +381,25 @@ impl Key {
 
     /// Charges at least `least` and at most `most` units. Returns their position.
     fn charge(&mut self, least: u64, most: u64, now: u64) -> u64 {
+        if least > 0 {
+            self.terms.admit(self.change.terms());
+            self.shape.admit(self.change.shape());
+        } else if most > 0 {
+            self.deny();
+        }
         let position = self.position(now);
         if self.kind.is_bucket() {
-            self.events.push((now, least.cast_signed()));
-            self.highest = (self.highest_level(now) + most * UNIT, now);
+            let rate = self.change.drain_rate();
+            let fastest = self.events.last().map_or(rate, |event| event.fastest);
+            self.events.push(Event {
+                at: now,
+                units: least.cast_signed(),
+                fastest: if least > 0 { rate } else { fastest },
+            });
+            self.highest = (self.highest_level(now) + most * LEVEL, now);
+            self.slowest = if least > 0 { rate } else { self.slowest };
+        } else if let Some(changed) = &mut self.changed {
+            return changed.charge(self.kind, self.change, (least, most), now);
         } else {
             assert_eq!(least, most, "only the level of a bucket is not exact");
             if most > 0 {
@@ -323,41 +409,215 @@ impl Key {
         position
     }
 
+    /// A request is denied, or charges an unknown number of units.
+    fn deny(&mut self) {
+        self.terms.deny(self.change.terms());
+        self.shape.deny(self.change.shape());
+    }
+
+    /// Changes the limits.
+    fn change(&mut self, change: Change, now: u64) {
+        let former = std::mem::replace(&mut self.change, change);
+        self.most = self.kind.most(change);
+        self.highest_most = self.highest_most.max(self.most);
+        if self.changed.is_none() && former.terms() == change.terms() {
+            return;
+        }
+        let earlier = std::mem::take(&mut self.units);
+        let changed = self.changed.get_or_insert_with(|| {
+            let mut changed = ChangedUnits::default();
+            for (position, units) in earlier {
+                changed.add_earlier(self.kind, position, units);
+            }
+            changed
+        });
+        self.longest_lease = self.longest_lease.max(self.kind.window(change));
+        if !self.kind.is_bucket() {
+            changed.change(self.kind, former, change, now);
+            return;
+        }
+        let rate = change.drain_rate();
+        let fastest = self.events.last().map_or(rate, |event| event.fastest);
+        self.events.push(Event {
+            at: now,
+            units: 0,
+            fastest: fastest.max(rate),
+        });
+        self.highest = (self.highest_level(now), now);
+        self.slowest = self.slowest.min(rate);
+    }
+
+    /// Returns whether the state of a charge has been converted to other terms.
+    fn fate(&self, charge: &Charge) -> Fate {
+        if charge.resets < self.resets {
+            return Fate::Unknown;
+        }
+        self.terms.fate(&charge.terms)
+    }
+
+    /// Returns whether the charge was made with slots.
+    fn holds_slots(&self, charge: &Charge) -> bool {
+        self.kind.has_slots(charge.change)
+    }
+
+    /// Returns what a settlement reports as released of a charge with unused units.
+    fn released(&self, charge: &Charge, now: u64) -> Released {
+        let has_units = !self.holds_slots(charge)
+            || matches!(charge.change, Change::AddedBefore | Change::AddedAfter);
+        if !self.has_changed() || !has_units || self.fate(charge) == Fate::Same {
+            return Released::All;
+        }
+        let counts = match &self.changed {
+            _ if self.kind.is_bucket() => self.lowest_level(now) > 0,
+            Some(changed) => changed.counted(self.change, now).0 > 0,
+            None => false,
+        };
+        let is_certain = self.fate(charge) == Fate::Converted;
+        match is_certain && counts && self.terms.differs(&charge.terms) {
+            true => Released::Nothing,
+            false => Released::Either,
+        }
+    }
+
     /// Refunds `unused` units of a charge that was made at `since`.
     fn refund(&mut self, charge: Charge, unused: u64, since: u64, now: u64) {
-        if !self.kind.is_bucket() {
+        let (fate, holds_slots) = (self.fate(&charge), self.holds_slots(&charge));
+        if self.kind.is_bucket() {
+            return self.refund_bucket(charge, unused, (since, fate), now);
+        }
+        let Some(changed) = &mut self.changed else {
             if let Some(units) = self.units.get_mut(&charge.position) {
                 *units = units.saturating_sub(unused);
             }
             self.units.retain(|_, units| *units > 0);
             return;
-        }
+        };
         if charge.resets < self.resets {
-            // The charge is gone. The refund may remove units of other charges.
-            self.events.push((now, -unused.cast_signed()));
-            self.blurred = self.events.len();
+            changed.refund_any(unused);
+        } else if holds_slots {
+            // Slots are released if the state still has the same shape.
+            match self.shape.fate(&charge.shape) {
+                Fate::Same => changed.refund(charge.position, unused),
+                Fate::Converted | Fate::Unknown => {
+                    changed.refund_possibly(charge.position, unused);
+                }
+            }
+        } else {
+            match fate {
+                Fate::Same => changed.refund(charge.position, unused),
+                Fate::Converted => {}
+                Fate::Unknown => changed.refund_possibly(charge.position, unused),
+            }
+        }
+    }
+
+    fn refund_bucket(&mut self, charge: Charge, unused: u64, (since, fate): (u64, Fate), now: u64) {
+        let is_reset = charge.resets < self.resets;
+        if fate == Fate::Converted {
             return;
         }
         let event = usize::try_from(charge.position).unwrap();
-        if event < self.blurred {
-            // Another refund may have removed the units, so this refund may remove further units.
-            self.events.push((now, -unused.cast_signed()));
+        if is_reset || event < self.blurred {
+            // The charge is gone, or another refund may have removed the units. The refund may
+            // remove units of other charges.
+            let fastest = self.events.last().map_or(0, |event| event.fastest);
+            self.events.push(Event {
+                at: now,
+                units: -unused.cast_signed(),
+                fastest,
+            });
         } else {
-            self.events[event].1 -= unused.cast_signed();
+            self.events[event].units -= unused.cast_signed();
         }
-        let undrained = (charge.units * UNIT).saturating_sub(now - since);
-        let refunded = undrained.min(unused * UNIT);
-        self.highest = (self.highest_level(now).saturating_sub(refunded), now);
+        if is_reset {
+            self.blurred = self.events.len();
+        } else if fate == Fate::Same {
+            let drained = (now - since) * charge.change.drain_rate();
+            let undrained = (charge.units * LEVEL).saturating_sub(drained);
+            let refunded = undrained.min(unused * LEVEL);
+            self.highest = (self.highest_level(now).saturating_sub(refunded), now);
+        }
+    }
+
+    /// Renews slots that are held until `until`, if the limits do not change. Returns whether they
+    /// are certainly renewed or certainly lost. If this is not certain, `is_renewed` is the reply of
+    /// the server.
+    fn renew(
+        &mut self,
+        charge: &mut Charge,
+        until: u64,
+        is_renewed: bool,
+        now: u64,
+    ) -> Option<bool> {
+        let Some(changed) = &mut self.changed else {
+            let has_slot = self.units.remove(&charge.position).is_some();
+            if !has_slot && self.remaining(now).least == 0 {
+                return Some(false);
+            }
+            charge.position = self.charge(1, 1, now);
+            return Some(true);
+        };
+        let has_same_terms = charge.change.terms() == self.change.terms();
+        let most = match has_same_terms {
+            true => self.most,
+            false => self.kind.most(charge.change),
+        };
+        let (least, highest) = changed.counted(charge.change, now);
+        let is_reset = charge.resets < self.resets;
+        let expected = match self.shape.fate(&charge.shape) {
+            Fate::Same if !is_reset => match changed.holding(charge.position, charge.units, now) {
+                Holding::Held => Some(true),
+                _ if highest + charge.units <= most => Some(true),
+                Holding::Lost if least + charge.units > most => Some(false),
+                Holding::Lost | Holding::Unknown => None,
+            },
+            Fate::Converted
+                if self.shape.differs(&charge.shape) && changed.counted(self.change, now).0 > 0 =>
+            {
+                Some(false)
+            }
+            _ => None,
+        };
+        let (id, units, longest) = (charge.position, charge.units, now + self.longest_lease);
+        let is_swapped = charge.change == Change::Swapped;
+        match expected.unwrap_or(is_renewed) {
+            true => {
+                charge.position = changed.renew(id, units, (until, longest), is_swapped, now);
+                charge.resets = self.resets;
+                if self.terms.latest != charge.change.terms() || is_reset {
+                    // If the key had no state, the state has the terms of the reservation.
+                    self.terms.forget();
+                    self.shape.forget();
+                }
+            }
+            false if expected.is_none() => {
+                charge.position = changed.renew_possibly(id, units, longest, is_swapped, now);
+            }
+            false => {}
+        }
+        expected
     }
 
     fn reset(&mut self) {
-        let resets = self.resets + 1;
+        let Self { change, .. } = *self;
+        let mut changed = self.changed.take();
+        if let Some(changed) = &mut changed {
+            changed.clear();
+        }
         *self = Self {
-            resets,
+            resets: self.resets + 1,
+            change,
             most: self.most,
             highest_most: self.most,
+            changed,
+            terms: self.terms,
+            shape: self.shape,
+            longest_lease: self.longest_lease,
+            slowest: change.drain_rate(),
             ..Self::new(self.kind)
         };
+        self.terms.forget();
+        self.shape.forget();
     }
 }
 
@@ -392,12 +652,20 @@ impl Twin {
     /// Panics if more units are counted than a limit allows.
     pub(crate) fn assert_limits(&self) {
         for key in &self.keys {
-            if !key.kind.is_bucket() {
-                let (counted, one) = key.counted(self.now);
-                assert!(counted <= key.highest_most * one, "{key:?} at {}", self.now);
-            } else if key.resets == 0 {
-                assert!(key.lowest_level(self.now) <= LIMIT * UNIT, "{key:?}");
+            if key.kind.is_bucket() {
+                let is_known = key.resets == 0 && !key.is_unknown;
+                assert!(
+                    !is_known || key.lowest_level(self.now) <= LIMIT * LEVEL,
+                    "{key:?} at {}",
+                    self.now
+                );
+                continue;
             }
+            let (counted, one) = match &key.changed {
+                Some(changed) => (changed.counted(key.change, self.now).0, 1),
+                None => key.counted(self.now),
+            };
+            assert!(counted <= key.highest_most * one, "{key:?} at {}", self.now);
         }
     }
 
@@ -428,16 +696,27 @@ impl Twin {
         self.charge_each(keys, cost);
     }
 
+    /// A request is denied.
+    pub(crate) fn deny(&mut self, keys: &[usize]) {
+        for key in keys {
+            self.keys[*key].deny();
+        }
+    }
+
     fn charge_each(&mut self, keys: &[usize], cost: u64) -> Vec<Charge> {
         let mut charges = Vec::new();
         for key in keys {
             let units = self.units(*key, cost);
             let state = &mut self.keys[*key];
+            let position = state.charge(units, units, self.now);
             charges.push(Charge {
                 key: *key,
-                position: state.charge(units, units, self.now),
+                position,
                 units,
                 resets: state.resets,
+                change: state.change,
+                terms: state.terms,
+                shape: state.shape,
             });
         }
         charges
@@ -452,8 +731,7 @@ impl Twin {
         ttl: u64,
         is_of_counters: bool,
     ) -> u64 {
-        let has_slots = keys.iter().any(|key| self.keys[*key].kind == Kind::Slots);
-        let mut ttl = if has_slots { ttl.min(LEASE) } else { ttl };
+        let mut ttl = self.lease(keys).map_or(ttl, |lease| ttl.min(lease));
         if is_of_counters {
             // One of the counters has a window of a day.
             ttl = ttl.min(DAY - self.now % DAY);
@@ -479,17 +757,32 @@ impl Twin {
         ttl
     }
 
+    /// Returns the shortest lease of the limits that apply to `keys`.
+    fn lease(&self, keys: &[usize]) -> Option<u64> {
+        let keys = keys.iter().map(|key| &self.keys[*key]);
+        let leases = keys.filter(|key| key.has_slots());
+        leases.map(|key| key.kind.window(key.change)).min()
+    }
+
+    /// Returns the number of units of a charge that a final cost refunds.
+    fn unused(&self, charge: &Charge, final_cost: u64) -> u64 {
+        let key = &self.keys[charge.key];
+        match key.kind {
+            // Slots are always released.
+            _ if key.holds_slots(charge) => charge.units,
+            // The rule has a fixed cost.
+            Kind::Slots if final_cost > 0 => 0,
+            _ => charge.units.saturating_sub(final_cost),
+        }
+    }
+
     fn end(&mut self, which: usize, end: End, final_cost: u64) {
         let held = &mut self.held[which];
         held.end = Some(end);
         let (at, charges) = (held.at, held.charges.clone());
         for charge in charges {
-            let key = &mut self.keys[charge.key];
-            let unused = match key.kind {
-                Kind::Slots => charge.units,
-                _ => charge.units.saturating_sub(final_cost),
-            };
-            key.refund(charge, unused, at, self.now);
+            let unused = self.unused(&charge, final_cost);
+            self.keys[charge.key].refund(charge, unused, at, self.now);
         }
     }
 
@@ -518,6 +811,17 @@ impl Twin {
         }
         let (reserved, is_of_counters) = (held.cost, held.is_of_counters);
         let charges = held.charges.clone();
+        let mut released = Released::All;
+        for charge in charges
+            .iter()
+            .filter(|charge| self.unused(charge, cost) > 0)
+        {
+            released = match (released, self.keys[charge.key].released(charge, self.now)) {
+                (Released::Nothing, _) | (_, Released::Nothing) => Released::Nothing,
+                (Released::Either, _) | (_, Released::Either) => Released::Either,
+                (Released::All, Released::All) => Released::All,
+            };
+        }
         self.end(which, End::Settled(cost), cost);
         let excess = cost.saturating_sub(reserved);
         let mut charged = Remaining {
@@ -525,20 +829,41 @@ impl Twin {
             most: cost,
         };
         for charge in charges {
-            if self.keys[charge.key].kind == Kind::Slots || is_of_counters {
+            let key = &self.keys[charge.key];
+            // A rule of slots has a fixed cost.
+            if excess == 0 || key.kind == Kind::Slots || is_of_counters {
+                continue;
+            }
+            if key.has_slots() {
+                // No request would release further slots. The reply reports this if the rule
+                // counted units when the reservation was made.
+                if !key.holds_slots(&charge) {
+                    charged.least = charged.least.min(reserved);
+                    charged.most = charged.most.min(reserved);
+                }
                 continue;
             }
             let left = self.remaining(charge.key);
             let (least, most) = (excess.min(left.least), excess.min(left.most));
+            if least < excess {
+                self.keys[charge.key].deny();
+            }
             self.keys[charge.key].charge(least, most, self.now);
             charged.least = charged.least.min(cost - (excess - least));
             charged.most = charged.most.min(cost - (excess - most));
         }
-        Settlement::Settled(charged)
+        Settlement::Settled(charged, released)
     }
 
-    /// Renews a reservation for `ttl`.
-    pub(crate) fn renew(&mut self, server: usize, which: usize, ttl: u64) -> Renewal {
+    /// Renews a reservation for `ttl`. If it is not certain whether the slots are held,
+    /// `is_slot_lost` decides: the server has replied that a slot is lost.
+    pub(crate) fn renew(
+        &mut self,
+        server: usize,
+        which: usize,
+        ttl: u64,
+        is_slot_lost: bool,
+    ) -> Renewal {
         let held = &mut self.held[which];
         if held.end.is_some() {
             return Renewal::NotOutstanding;
@@ -547,21 +872,31 @@ impl Twin {
             self.end_if_local(which);
             return Renewal::NotOutstanding;
         }
-        let mut renewal = Renewal::Renewed;
-        let mut ttl = ttl;
-        for charge in &mut held.charges {
+        let keys: Vec<usize> = held.charges.iter().map(|charge| charge.key).collect();
+        let current_lease = self.lease(&keys);
+        let held = &mut self.held[which];
+        let slots = |charge: &&mut Charge| self.keys[charge.key].holds_slots(charge);
+        let mut charges: Vec<&mut Charge> = held.charges.iter_mut().filter(slots).collect();
+        // A lease is renewed under its own limits, and a request under the current limits converts
+        // the lease.
+        let own = charges
+            .iter()
+            .map(|charge| self.keys[charge.key].kind.window(charge.change));
+        let own = own.min();
+        let lease = own.map(|own| current_lease.map_or(own, |current| own.min(current)));
+        let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
+        let until = self.now + lease.unwrap_or_default();
+        let (mut is_lost, mut is_unknown) = (false, false);
+        for charge in &mut charges {
             let key = &mut self.keys[charge.key];
-            if key.kind != Kind::Slots {
-                continue;
-            }
-            ttl = ttl.min(LEASE);
-            let has_slot = key.units.remove(&charge.position).is_some();
-            if has_slot || key.remaining(self.now).least > 0 {
-                charge.position = key.charge(1, 1, self.now);
-            } else {
-                renewal = Renewal::SlotLost;
-            }
+            let is_renewed = key.renew(charge, until, !is_slot_lost, self.now);
+            is_lost |= is_renewed == Some(false);
+            is_unknown |= is_renewed.is_none();
         }
+        let renewal = match is_lost || is_unknown && is_slot_lost {
+            true => Renewal::SlotLost,
+            false => Renewal::Renewed(ttl),
+        };
         held.expires = self.now + ttl;
         held.latest_expiry = held.latest_expiry.max(held.expires);
         // The server that has renewed a reservation ends it.
@@ -588,12 +923,11 @@ impl Twin {
         self.keys[key].reset();
     }
 
-    /// Doubles the limit of some keys, or restores it. The units that are counted stay counted, and
-    /// are refunded as before.
-    pub(crate) fn set_doubled(&mut self, keys: Range<usize>, is_doubled: bool) {
+    /// Changes the limits of some keys. The units that are counted stay counted. With the same
+    /// terms, they are refunded as before.
+    pub(crate) fn change(&mut self, keys: Range<usize>, change: Change) {
         for key in &mut self.keys[keys] {
-            key.most = key.kind.most() * if is_doubled { 2 } else { 1 };
-            key.highest_most = key.highest_most.max(key.most);
+            key.change(change, self.now);
         }
     }
 
@@ -613,7 +947,15 @@ impl Twin {
         self.now = now;
         // A snapshot does not contain the rules.
         for (key, before) in self.keys.iter_mut().zip(keys) {
-            (key.most, key.highest_most) = (before.most, before.highest_most);
+            key.change(before.change, now);
+            key.highest_most = before.highest_most;
+            key.longest_lease = key.longest_lease.max(before.longest_lease);
+            if key.has_changed() {
+                // A snapshot contains neither the former limits nor the conversions.
+                key.terms.forget();
+                key.shape.forget();
+                key.is_unknown = key.kind.is_bucket();
+            }
         }
         for held in &mut self.held {
             // The server has forgotten that it has settled these reservations.
