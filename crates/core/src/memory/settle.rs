@@ -104,11 +104,8 @@ impl Shard {
         };
         let entry = &mut self.entries[number];
         let is_other = !entry.was_left_under(charged.fingerprint);
-        if entry.is_unclamped() {
-            return self.renew_with_growth(charge, hash, charged, now);
-        }
-        if !is_other && !entry.renews_in_place(charged) {
-            // The general path converts the state, which would lose the units of a log.
+        if entry.is_unclamped() || !is_other && !entry.renews_in_place(charged) {
+            // The general path converts the state, which would lose the units of another algorithm.
             let state = entry.key_state();
             if state.is_some_and(|state| !charge.limits.is_alike(&state)) {
                 return Renewal::Lost;

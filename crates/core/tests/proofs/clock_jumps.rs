@@ -291,10 +291,11 @@ fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt
     store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
 }
 
-/// Regression test: if the algorithm changed and the clock had been ahead, a renewal returned
-/// `Held`, although the lease was dropped.
+/// Regression tests: if the algorithm changed and the clock had been ahead, a renewal returned
+/// `Held`, although the lease was dropped. Later, a renewal held the lease, and erased the units of
+/// the other algorithm. The lease is lost, as it is without a clock that was ahead.
 #[test]
-fn a_lease_renewed_over_another_algorithm_is_held() {
+fn a_lease_is_lost_if_another_algorithm_has_replaced_it() {
     let (limits, store) = (two_at_once(), one_shard());
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
@@ -310,10 +311,18 @@ fn a_lease_renewed_over_another_algorithm_is_held() {
         Decision::Admitted
     );
     let at = Timestamp::from_micros(NOW);
-    assert_eq!(store.renew(&charges, &mut receipt, at), Renewal::Held);
-    let mut outcomes = Vec::new();
-    store.check(&charges, at, Effect::Look, &mut outcomes);
-    assert_eq!(outcomes[0].remaining, 1, "one of two slots is held");
+    assert_eq!(store.renew(&charges, &mut receipt, at), Renewal::Lost);
+    let remaining = |limits: &Limits| {
+        let (charge, mut outcomes) = (Charge::new(b"k", limits, Cost::ONE), Vec::new());
+        store.check(&[charge.unwrap()], at, Effect::Look, &mut outcomes);
+        outcomes[0].remaining
+    };
+    assert_eq!(
+        remaining(&counted),
+        9,
+        "the unit of the other algorithm counts"
+    );
+    assert_eq!(remaining(&limits), 2, "no slot is held");
 }
 
 /// A concurrency slot that was acquired while the clock was ahead can be renewed and released with
