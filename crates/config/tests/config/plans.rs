@@ -71,3 +71,22 @@ rules:
         assert!(mistake.starts_with(expected), "{mistake}");
     }
 }
+
+/// All plans share the slots of a key, and the lease is a property of the key.
+#[test]
+fn a_plan_with_another_lease_is_an_error_about_the_lease() {
+    let file = "
+plans:
+  pro: {exports: {algorithm: concurrency, limit: 10, lease: 90s}}
+rules:
+  - {name: exports, key: customer, limits: {algorithm: concurrency, limit: 2, lease: 30s}}
+";
+    assert_eq!(
+        mistakes(file),
+        [
+            "plans.pro.exports (line 3): the lease 90s must be equal to the lease 30s of rule \"exports\", \
+             because a key's slots are held for the same time whichever plan applies; set \
+             `lease: 30s` in the plan"
+        ]
+    );
+}

@@ -351,12 +351,19 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
         (
             "{algorithm: leaky_bucket, capacity: 10, leak: 1/s, queue: 5}",
             ".queue",
-            "must be true or false",
+            "must be true or false; a number is the queue of a limit with `algorithm: concurrency`",
         ),
         (
             "{algorithm: fixed_window, limit: 10, window: 1h, wait: 2s}",
             ".wait",
-            "is not a field of fixed_window, which takes limit, window, anchor",
+            "is not a field of fixed_window, which takes limit, window, anchor; it applies only to \
+             `algorithm: concurrency`, whose requests can wait for a slot",
+        ),
+        (
+            "{limit: 10, window: 1h, wait: 2s}",
+            ".wait",
+            "applies only to `algorithm: concurrency`, whose requests can wait for a slot, which \
+             takes limit, lease, wait, queue; remove `wait`, or the fields of other algorithms",
         ),
     ] {
         let messages = mistakes(&format!("rules: [{{name: a, limits: [{limit}]}}]"));

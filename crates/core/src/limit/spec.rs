@@ -363,11 +363,21 @@ impl LimitSpec {
                     limit requests in progress";
                 Err(LimitError::new("window", problem))
             }
-            None => {
-                let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
-                let problem = format!("is missing; expected one of {known}");
-                Err(LimitError::new("algorithm", problem))
-            }
+            None => match self.slot_wait_field() {
+                Some(field) => {
+                    let taken = fields_of(AlgorithmName::Concurrency).join(", ");
+                    let problem = format!(
+                        "{WAITS_FOR_SLOT}, which takes {taken}; remove `{field}`, or the fields of \
+                         other algorithms"
+                    );
+                    Err(LimitError::new(field, problem))
+                }
+                None => {
+                    let known = AlgorithmName::ALL.map(|(name, _)| name).join(", ");
+                    let problem = format!("is missing; expected one of {known}");
+                    Err(LimitError::new("algorithm", problem))
+                }
+            },
         }
     }
 
@@ -427,22 +437,31 @@ impl LimitSpec {
         let (taken, mut written) = (fields_of(name), self.fields_written());
         let all = written.join(" and ");
         written.retain(|field| !taken.contains(field));
+        let only_fit = self.only_fit();
         // The suggestion is about the whole limit, so only the first error contains it.
-        let mut advice = self
-            .only_fit()
-            .map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
-        let problem = |advice: Option<String>| {
-            format!(
+        let mut advice =
+            only_fit.map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
+        let slot_wait_field = self.slot_wait_field().filter(|_| only_fit.is_none());
+        let problem = |field: &'static str| {
+            let mut problem = format!(
                 "is not a field of {}, which takes {}{}",
                 name.as_str(),
                 taken.join(", "),
-                advice.unwrap_or_default()
-            )
+                advice.take().unwrap_or_default()
+            );
+            if slot_wait_field == Some(field) {
+                problem = format!("{problem}; it {WAITS_FOR_SLOT}");
+            }
+            LimitError::new(field, problem)
         };
-        written
-            .into_iter()
-            .map(|field| LimitError::new(field, problem(advice.take())))
-            .collect()
+        written.into_iter().map(problem).collect()
+    }
+
+    /// Returns the first given field that only concurrency limits take because their requests can
+    /// wait for a slot.
+    fn slot_wait_field(&self) -> Option<&'static str> {
+        let queue = self.slot_queue.map(|_| "queue");
+        self.wait.map(|_| "wait").or(queue)
     }
 
     /// Returns the algorithm that takes all given fields, if there is exactly one.
@@ -504,9 +523,10 @@ impl LimitSpec {
             AlgorithmName::Concurrency if self.slot_queue.is_some() && self.wait.is_none() => {
                 Some("applies only with `wait`; set `wait`, such as `wait: 2s`, or remove `queue`")
             }
-            AlgorithmName::LeakyBucket if self.slot_queue.is_some() => {
-                Some("must be true or false")
-            }
+            AlgorithmName::LeakyBucket if self.slot_queue.is_some() => Some(
+                "must be true or false; a number is the queue of a limit with \
+                 `algorithm: concurrency`",
+            ),
             _ => None,
         }
     }
@@ -648,6 +668,10 @@ fn sized_algorithm(
     );
     Err(LimitError::new(field, problem))
 }
+
+/// What an error says about a field with which requests wait for a concurrency slot.
+const WAITS_FOR_SLOT: &str =
+    "applies only to `algorithm: concurrency`, whose requests can wait for a slot";
 
 /// Returns the number of sub-windows for the short notation. The result is the largest number up to
 /// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows with an integer number of
@@ -984,6 +1008,56 @@ mod tests {
                 "burst: is not a field of token_bucket, which takes capacity, refill, refill_mode",
             ]
         );
+    }
+
+    /// Only the requests of a concurrency limit wait for a slot. A limit of another algorithm says
+    /// so, whether it names its algorithm or not.
+    #[test]
+    fn a_wait_without_slots_is_an_error_about_concurrency() {
+        let wait = Some(Span::from_secs(2));
+        let window = Some(Span::from_secs(60));
+        let spec = |algorithm, wait, slot_queue| LimitSpec {
+            algorithm,
+            limit: Some(10),
+            window,
+            wait,
+            slot_queue,
+            ..LimitSpec::default()
+        };
+        let log = Some(AlgorithmName::SlidingWindowLog);
+        let applies =
+            "applies only to `algorithm: concurrency`, whose requests can wait for a slot";
+        let unexpected = "is not a field of sliding_window_log, which takes limit, window; it";
+        for (spec, expected) in [
+            (
+                spec(log, wait, None),
+                format!("wait: {unexpected} {applies}"),
+            ),
+            (
+                spec(log, None, Some(5)),
+                format!("queue: {unexpected} {applies}"),
+            ),
+            (
+                spec(None, wait, Some(5)),
+                format!(
+                    "wait: {applies}, which takes limit, lease, wait, queue; remove `wait`, or the \
+                     fields of other algorithms"
+                ),
+            ),
+        ] {
+            let problems = spec.build().unwrap_err();
+            assert_eq!(problems[0].to_string(), expected);
+        }
+        let bucket = LimitSpec {
+            algorithm: Some(AlgorithmName::LeakyBucket),
+            capacity: Some(5),
+            leak: notation::rate("5/s").ok(),
+            slot_queue: Some(5),
+            ..LimitSpec::default()
+        };
+        let expected = "queue: must be true or false; a number is the queue of a limit with \
+            `algorithm: concurrency`";
+        assert_eq!(bucket.build().unwrap_err()[0].to_string(), expected);
     }
 
     #[test]

@@ -294,6 +294,19 @@ impl Rule {
         match pairs.find(|(own, other)| !own.shares_state_with(other)) {
             None => Ok(()),
             Some((own, other)) => {
+                if let (
+                    Algorithm::Concurrency { lease: own, .. },
+                    Algorithm::Concurrency { lease: other, .. },
+                ) = (own.algorithm(), other.algorithm())
+                {
+                    let problem = format!(
+                        "the lease {other} must be equal to the lease {own} of rule \"{}\", because \
+                         a key's slots are held for the same time whichever plan applies; set \
+                         `lease: {own}` in the plan",
+                        self.name
+                    );
+                    return Err(RuleError::new("limits", problem));
+                }
                 let problem = format!(
                     "{} ({}) must have the algorithm and the window of the limit {} ({}) of rule \"{}\", so \
                      that usage carries over when the plan changes; set the `algorithm` of the rule, and \
