@@ -107,7 +107,9 @@ pub enum RlsError {
     #[error("a new process has taken over the reservations; repeat the call on a new connection")]
     Moved,
     /// Reservations are turned off. The operator must turn reservations on.
-    #[error("reservations are off; remove `reservations: off` from the rules file")]
+    #[error(
+        "reservations are off; remove `reservations: off` from the rules file, and restart the server"
+    )]
     ReservationsOff,
     /// The maximum number of outstanding reservations has been reached. The variant contains the
     /// maximum number of reservations.

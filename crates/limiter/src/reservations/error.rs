@@ -5,6 +5,10 @@ use std::fmt;
 use tidegate_core::RequestError;
 use tidegate_redis::StoreError;
 
+/// What an error says if reservations are off.
+const OFF: &str =
+    "reservations are off; remove `reservations: off` from the rules file, and restart the server";
+
 /// The reason why a reservation is not made.
 #[derive(Debug)]
 pub enum ReserveError {
@@ -26,6 +30,8 @@ pub enum ReservationError {
     /// The token is malformed, was not sealed with a key of this server, or belongs to a
     /// reservation of counters.
     Invalid,
+    /// Reservations are off on this server.
+    Off,
     /// The reservation is not outstanding.
     NotOutstanding(NotOutstanding),
     /// Redis did not respond. The caller may repeat the call.
@@ -82,6 +88,7 @@ impl ReservationError {
                 "is not a token of this server; servers that share a Redis need the same \
                  `reservations.secret_env`"
             }
+            Self::Off => OFF,
             Self::NotOutstanding(why) => why.reason(),
             Self::Unavailable(_) => {
                 "Redis did not execute the call, or did not answer in time; repeat the call"
@@ -98,7 +105,7 @@ impl fmt::Display for ReservationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid | Self::NotOutstanding(_) => write!(f, "reservation: {}", self.reason()),
-            Self::Unavailable(_) | Self::Moved => f.write_str(self.reason()),
+            Self::Off | Self::Unavailable(_) | Self::Moved => f.write_str(self.reason()),
         }
     }
 }
@@ -109,9 +116,7 @@ impl fmt::Display for ReserveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Request(error) => error.fmt(f),
-            Self::TooMany(0) => {
-                f.write_str("reservations are off; remove `reservations: off` from the rules file")
-            }
+            Self::TooMany(0) => f.write_str(OFF),
             Self::TooMany(max) => write!(
                 f,
                 "the maximum of {max} outstanding reservations is reached; settle some, or raise `reservations.max`"

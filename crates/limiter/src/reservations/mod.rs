@@ -163,6 +163,15 @@ impl Reservations {
         self.settings.max == 0
     }
 
+    /// Opens the token of a reservation of a request.
+    fn open(&self, token: &str) -> Result<TokenContents, ReservationError> {
+        if self.are_off() {
+            return Err(ReservationError::Off);
+        }
+        let contents = self.keys.open(token, ReservationKind::Request);
+        contents.ok_or(ReservationError::Invalid)
+    }
+
     fn table(&self) -> MutexGuard<'_, OutstandingTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -344,9 +353,7 @@ impl ServerLimiter {
         token: &str,
         cost: u64,
     ) -> Result<SettledReservation, ReservationError> {
-        let keys = &self.reservations.keys;
-        let contents = keys.open(token, ReservationKind::Request);
-        let TokenContents { head, charges } = contents.ok_or(ReservationError::Invalid)?;
+        let TokenContents { head, charges } = self.reservations.open(token)?;
         let TokenHead { id, expires, .. } = head;
         let (now, reserved, cost) = (self.now(), head.cost.units(), cost.min(bounds::MAX_COUNT));
         let (uncharged, refund) = match charges {
@@ -405,9 +412,7 @@ impl ServerLimiter {
     }
 
     async fn try_renew(&self, token: &str, ttl: Span) -> Result<Reservation, ReservationError> {
-        let keys = &self.reservations.keys;
-        let contents = keys.open(token, ReservationKind::Request);
-        let TokenContents { head, charges } = contents.ok_or(ReservationError::Invalid)?;
+        let TokenContents { head, charges } = self.reservations.open(token)?;
         let TokenHead { id, expires, .. } = head;
         let (now, ttl) = (self.now(), ttl.min(self.reservations.settings.max_ttl));
         let (expires_in, charges) = match charges {
@@ -427,7 +432,10 @@ impl ServerLimiter {
             ..head
         };
         Ok(Reservation {
-            token: keys.seal(&TokenContents { head, charges }),
+            token: self
+                .reservations
+                .keys
+                .seal(&TokenContents { head, charges }),
             expires_in,
         })
     }

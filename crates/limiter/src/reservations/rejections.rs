@@ -33,7 +33,9 @@ impl Rejections {
                 NotOutstanding::Settled => &self.settled,
                 NotOutstanding::SlotLost => &self.slot_lost,
             },
-            ReservationError::Unavailable(_) | ReservationError::Moved => return,
+            ReservationError::Off | ReservationError::Unavailable(_) | ReservationError::Moved => {
+                return;
+            }
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

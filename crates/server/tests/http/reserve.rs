@@ -258,6 +258,20 @@ fn outstanding_reservations_are_bounded() {
     assert_eq!(reserve(&listener, 1, "30s").0, 200);
     let off = TestListener::open(&format!("reservations: off{RULES}"));
     assert_eq!(reserve(&off, 1, "30s").0, 404);
+    // A token from before the restart is not malformed: the server does not make reservations.
+    for path in ["/v1/settle", "/v1/renew"] {
+        let body = match path {
+            "/v1/settle" => json!({"reservation": token_of(&first), "cost": 1}),
+            _ => json!({"reservation": token_of(&first)}),
+        };
+        let answer = off.post(path, &body.to_string());
+        assert_eq!(answer.status, 404, "{path}: {answer:?}");
+        assert_eq!(
+            answer.problem(),
+            "reservations are off; remove `reservations: off` from the rules file, and restart the \
+             server"
+        );
+    }
 }
 
 #[test]

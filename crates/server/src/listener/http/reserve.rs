@@ -268,6 +268,7 @@ pub(super) fn refusal(error: ReserveError) -> Problem {
 fn problem(error: ReservationError) -> Problem {
     let status = match &error {
         ReservationError::Invalid => StatusCode::BAD_REQUEST,
+        ReservationError::Off => return Problem::new(StatusCode::NOT_FOUND, error.reason()),
         ReservationError::NotOutstanding(_) => StatusCode::NOT_FOUND,
         ReservationError::Moved => StatusCode::SERVICE_UNAVAILABLE,
         ReservationError::Unavailable(store_error) => {

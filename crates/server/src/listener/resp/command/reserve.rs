@@ -288,7 +288,7 @@ impl<T: AsRef<str>> TokenCommand<T> {
 
 fn reject_token(limiter: &ServerLimiter, reply: &mut Reply<'_>, error: &ReservationError) {
     let code = match error {
-        ReservationError::Invalid => "ERR",
+        ReservationError::Invalid | ReservationError::Off => "ERR",
         ReservationError::NotOutstanding(_) => "NOTOUTSTANDING",
         ReservationError::Unavailable(_) | ReservationError::Moved => "TRYAGAIN",
     };
