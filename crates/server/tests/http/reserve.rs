@@ -288,6 +288,13 @@ fn mistakes_name_their_field() {
         ("/v1/settle", "{}", 400, "reservation: is missing"),
         (
             "/v1/settle",
+            "",
+            400,
+            "body: is empty; expected an object with `reservation` and `cost`, or no body and the \
+             headers Tidegate-Reservation and Tidegate-Cost",
+        ),
+        (
+            "/v1/settle",
             r#"{"reservation": "x", "cost": 0.0}"#,
             400,
             "cost: expected a non-negative integer without a decimal point or an exponent; write 0",

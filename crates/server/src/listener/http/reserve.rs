@@ -105,7 +105,12 @@ pub(super) async fn settle(
 ) -> Result<Answer, Problem> {
     let members;
     let is_in_headers = headers.contains_key(RESERVATION) || headers.contains_key(COST);
-    let (token, cost) = if body.is_empty() && is_in_headers {
+    let (token, cost) = if body.is_empty() {
+        if !is_in_headers {
+            let problem = "is empty; expected an object with `reservation` and `cost`, or no body \
+                and the headers Tidegate-Reservation and Tidegate-Cost";
+            return Err(Problem::bad("body", problem));
+        }
         settlement_in_headers(headers)?
     } else {
         members = json::object(body)?;
