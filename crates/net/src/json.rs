@@ -94,6 +94,8 @@ impl fmt::Display for Json<'_> {
             Self::Null => f.write_str("null"),
             Self::Truth(truth) => write!(f, "{truth}"),
             Self::Whole(number) => write!(f, "{number}"),
+            // Without an exponent, the largest number has 309 digits.
+            Self::Number(number) if number.abs() >= 1e16 => write!(f, "{number:e}"),
             Self::Number(number) => write!(f, "{number}"),
             Self::Text(text) => write!(f, "\"{}\"", shown(text)),
             Self::List(_) => f.write_str("a list"),

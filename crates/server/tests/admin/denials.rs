@@ -383,7 +383,7 @@ fn wrong_parameters_are_named_with_what_is_accepted() {
             "/v1/explain",
             r#"{"entries": {}, "cost": 0}"#,
             400,
-            "cost: must be from 1 to 999999999999999, got 0",
+            "cost: must be an integer from 1 to 999999999999999, got 0",
         ),
         (
             "POST",

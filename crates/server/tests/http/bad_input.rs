@@ -67,35 +67,43 @@ const BAD_CHECKS: &[(&str, &str)] = &[
     ),
     (
         r#"{"entries": {}, "cost": 0}"#,
-        "cost: must be from 1 to 999999999999999, got 0",
+        "cost: must be an integer from 1 to 999999999999999, got 0",
     ),
     (
         r#"{"entries": {}, "cost": -1}"#,
-        "cost: expected a positive integer, got -1",
+        "cost: must be an integer from 1 to 999999999999999, got -1",
     ),
     (
         r#"{"entries": {}, "cost": 1.5}"#,
-        "cost: expected a positive integer, got 1.5",
+        "cost: must be an integer from 1 to 999999999999999, got 1.5",
     ),
     (
         r#"{"entries": {}, "cost": 1e3}"#,
-        "cost: expected a positive integer without a decimal point or an exponent; write 1000",
+        "cost: must be an integer from 1 to 999999999999999 without a decimal point or an exponent; write 1000",
     ),
     (
         r#"{"entries": {}, "cost": 2.0}"#,
-        "cost: expected a positive integer without a decimal point or an exponent; write 2",
+        "cost: must be an integer from 1 to 999999999999999 without a decimal point or an exponent; write 2",
     ),
     (
         r#"{"entries": {}, "cost": 0.0}"#,
-        "cost: expected a positive integer, got 0",
+        "cost: must be an integer from 1 to 999999999999999, got 0",
+    ),
+    (
+        r#"{"entries": {}, "cost": 1000000000000000}"#,
+        "cost: must be an integer from 1 to 999999999999999, got 1000000000000000",
+    ),
+    (
+        r#"{"entries": {}, "cost": -1e300}"#,
+        "cost: must be an integer from 1 to 999999999999999, got -1e300",
     ),
     (
         r#"{"entries": {}, "cost": "1"}"#,
-        "cost: expected a positive integer, got \"1\"",
+        "cost: must be an integer from 1 to 999999999999999, got \"1\"",
     ),
     (
         r#"{"entries": {}, "cost": 99999999999999999999}"#,
-        "cost: expected a positive integer, got 100000000000000000000",
+        "cost: must be an integer from 1 to 999999999999999, got 1e20",
     ),
     (
         r#"{"entries": {}, "entries": {}}"#,
@@ -172,7 +180,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""algorithm": "gcra", "rate": "1/s", "cost": 0"#,
-        "cost: must be from 1 to 999999999999999, got 0",
+        "cost: must be an integer from 1 to 999999999999999, got 0",
     ),
     (
         r#""algorithm": "gcra", "rate": "1/s", "peek": 1"#,

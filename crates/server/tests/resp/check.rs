@@ -132,15 +132,23 @@ fn invalid_entries_are_rejected_by_name() {
         ),
         (
             "TIDEGATE.CHECK COST x path /",
-            "-ERR cost: expected a non-negative integer, got 'x'",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got 'x'",
         ),
         (
             "TIDEGATE.CHECK COST -1 path /",
-            "-ERR cost: expected a non-negative integer, got '-1'",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '-1'",
         ),
         (
             "TIDEGATE.CHECK COST 0 path /",
-            "-ERR cost: must be from 1 to 999999999999999, got 0",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '0'",
+        ),
+        (
+            "TIDEGATE.CHECK COST 1e3 path /",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '1e3'",
+        ),
+        (
+            "TIDEGATE.CHECK COST 99999999999999999999 path /",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '99999999999999999999'",
         ),
     ];
     let listener = listener();

@@ -108,7 +108,15 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.SETTLE x y",
-            "-ERR cost: expected a non-negative integer, got 'y'",
+            "-ERR cost: must be an integer from 0 to 999999999999999, got 'y'",
+        ),
+        (
+            "TIDEGATE.SETTLE x -1",
+            "-ERR cost: must be an integer from 0 to 999999999999999, got '-1'",
+        ),
+        (
+            "TIDEGATE.RESERVE COST 1e3 customer acme",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '1e3'",
         ),
         (
             "TIDEGATE.SETTLE x 1",
@@ -116,7 +124,7 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.SETTLE x 1000000000000000",
-            "-ERR cost: must be from 0 to 999999999999999, got 1000000000000000",
+            "-ERR cost: must be an integer from 0 to 999999999999999, got '1000000000000000'",
         ),
         (
             "TIDEGATE.RENEW x 1",

@@ -216,9 +216,12 @@ fn a_request_that_cannot_be_counted_is_denied() {
         (&[("cost", Argument::Int(0))], "cost: "),
         (
             &[("cost", Argument::Int(-1))],
-            "cost: must be a positive integer",
+            "cost: must be an integer from 1 to 999999999999999",
         ),
-        (&[("cost", text("two"))], "cost: must be a positive integer"),
+        (
+            &[("cost", text("two"))],
+            "cost: must be an integer from 1 to 999999999999999",
+        ),
     ] {
         let variables = client.notify(arguments).variables();
         assert_eq!(variables["allowed"], "false", "{problem}");

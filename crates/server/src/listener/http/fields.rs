@@ -1,8 +1,8 @@
 //! Typed access to the fields of a JSON body. Errors are collected together with their paths.
 
-use std::fmt;
+use std::{fmt, ops::RangeInclusive};
 
-use tidegate_core::{Cost, notation::NotationError};
+use tidegate_core::{Cost, bounds::MAX_COUNT, notation::NotationError};
 use tidegate_net::{Problem, json::Json};
 
 /// The location of a field: in the body itself or in one of its `limits`.
@@ -21,6 +21,15 @@ impl fmt::Display for FieldLocation {
             Self::Limit(index) => write!(f, "limits[{index}]."),
         }
     }
+}
+
+/// Describes an integer in `range`, for an error message.
+pub(super) fn integer(range: RangeInclusive<u64>) -> String {
+    format!(
+        "must be an integer from {} to {}",
+        range.start(),
+        range.end()
+    )
 }
 
 /// A field that is present in the body.
@@ -55,39 +64,47 @@ impl<'j> Field<'j, '_> {
     pub(super) fn number(self, problems: &mut Vec<Problem>) -> Option<u64> {
         match self.value {
             Json::Whole(number) => Some(*number),
-            _ => self.expected_integer("a non-negative integer", 0.0, problems),
+            _ => {
+                let expected = "expected a non-negative integer";
+                self.wrong_integer(expected, &(0..=MAX_COUNT), problems)
+            }
+        }
+    }
+
+    /// Reads an integer in `range`.
+    pub(super) fn number_in(
+        self,
+        range: RangeInclusive<u64>,
+        problems: &mut Vec<Problem>,
+    ) -> Option<u64> {
+        match self.value {
+            Json::Whole(number) if range.contains(number) => Some(*number),
+            _ => self.wrong_integer(&integer(range.clone()), &range, problems),
         }
     }
 
     pub(super) fn cost(self, problems: &mut Vec<Problem>) -> Option<Cost> {
-        match self.value {
-            Json::Whole(number) => match Cost::new(*number) {
-                Ok(cost) => Some(cost),
-                Err(error) => self.wrong(error.problem, problems),
-            },
-            _ => self.expected_integer("a positive integer", 1.0, problems),
-        }
+        let units = self.number_in(1..=MAX_COUNT, problems)?;
+        Cost::new(units).ok()
     }
 
-    /// Reports a value that is not an integer from `lowest`. `1e3` and `1000.0` are not integers
+    /// Reports a value that is not an integer in `range`. `1e3` and `1000.0` are not integers
     /// either, although they have the value of one.
-    fn expected_integer<T>(
+    fn wrong_integer<T>(
         self,
-        what: &str,
-        lowest: f64,
+        expected: &str,
+        range: &RangeInclusive<u64>,
         problems: &mut Vec<Problem>,
     ) -> Option<T> {
-        match self.value {
-            Json::Number(number) if number.fract() == 0.0 && (lowest..1e15).contains(number) => {
-                self.wrong(
-                    format!(
-                        "expected {what} without a decimal point or an exponent; write {number}"
-                    ),
-                    problems,
-                )
+        let value = self.value.to_string();
+        let is_number = matches!(self.value, Json::Number(_));
+        let problem = match value.parse() {
+            Ok(number) if is_number && range.contains(&number) => {
+                format!("{expected} without a decimal point or an exponent; write {number}")
             }
-            _ => self.expected(what, problems),
-        }
+            _ => format!("{expected}, got {value}"),
+        };
+        self.wrong(problem, problems)
     }
 
     pub(super) fn truth(self, problems: &mut Vec<Problem>) -> Option<bool> {

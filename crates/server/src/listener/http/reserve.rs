@@ -1,6 +1,6 @@
 //! `POST /v1/reserve`, `/v1/settle` and `/v1/renew`: charges that are settled later.
 
-use std::{cell::Cell, sync::Arc};
+use std::{cell::Cell, ops::RangeInclusive, sync::Arc};
 
 use hyper::{HeaderMap, StatusCode, header::HeaderName};
 use tidegate::rate_limiter::{CancelSignal, SlotTurn};
@@ -19,7 +19,7 @@ use tidegate_tower::RuleNames;
 use super::{
     ConnectionContext,
     check::{longest_wait, read_with, with_request},
-    fields::{Field, FieldLocation},
+    fields::{Field, FieldLocation, integer},
     status, verdict,
 };
 
@@ -28,6 +28,9 @@ pub(super) const RESERVATION: HeaderName = HeaderName::from_static("tidegate-res
 
 /// The header with the final cost, in `/v1/settle` requests.
 const COST: HeaderName = HeaderName::from_static("tidegate-cost");
+
+/// The final costs of a reservation.
+const FINAL_COSTS: RangeInclusive<u64> = 0..=MAX_COUNT;
 
 /// The maximum length of a reservation's JSON fields without its token, in bytes: the names, and a
 /// number of up to 20 digits.
@@ -154,11 +157,12 @@ fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
             "is missing; set it to the final cost of the request, or to 0 to cancel the reservation",
         )
     })?;
-    let cost = cost.parse().ok().filter(|cost| *cost <= MAX_COUNT);
-    Ok((
-        token,
-        cost.ok_or_else(|| Problem::bad("Tidegate-Cost", wrong_cost()))?,
-    ))
+    let wrong = || {
+        let problem = format!("{}, got \"{}\"", integer(FINAL_COSTS), shown(cost));
+        Problem::bad("Tidegate-Cost", problem)
+    };
+    let units = cost.parse().ok().filter(|cost| FINAL_COSTS.contains(cost));
+    Ok((token, units.ok_or_else(wrong)?))
 }
 
 fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Problem> {
@@ -170,11 +174,7 @@ fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Pr
         &mut problems,
         |field, problems| match field.name {
             "reservation" => token = field.text(A_TOKEN, problems),
-            _ => match field.number(problems) {
-                Some(number) if number <= MAX_COUNT => cost = Some(number),
-                Some(_) => cost = field.wrong(wrong_cost(), problems),
-                None => {}
-            },
+            _ => cost = field.number_in(FINAL_COSTS, problems),
         },
     );
     let is_given = |name: &str| members.iter().any(|(given, _)| given == name);
@@ -186,10 +186,6 @@ fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Pr
         (Some(token), Some(cost), true) => Ok((token, cost)),
         _ => Err(Problem::several(problems)),
     }
-}
-
-fn wrong_cost() -> String {
-    format!("must be an integer from 0 to {MAX_COUNT}")
 }
 
 pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
@@ -272,8 +268,8 @@ pub(super) fn refusal(error: ReserveError) -> Problem {
 )]
 fn problem(error: ReservationError) -> Problem {
     let status = match &error {
-        ReservationError::Invalid => StatusCode::BAD_REQUEST,
         ReservationError::Off => return Problem::new(StatusCode::NOT_FOUND, error.reason()),
+        ReservationError::Invalid => StatusCode::BAD_REQUEST,
         ReservationError::NotOutstanding(_) => StatusCode::NOT_FOUND,
         ReservationError::Moved => StatusCode::SERVICE_UNAVAILABLE,
         ReservationError::Unavailable(store_error) => {

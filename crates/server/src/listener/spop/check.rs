@@ -14,7 +14,10 @@ use std::borrow::Cow;
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_config::entry_name;
-use tidegate_core::{Cost, Effect, Request, RequestError, bounds::MAX_ENTRIES};
+use tidegate_core::{
+    Cost, Effect, Request, RequestError,
+    bounds::{MAX_COUNT, MAX_ENTRIES},
+};
 use tidegate_limiter::{
     ServerLimiter,
     entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
@@ -99,7 +102,10 @@ impl<'b> Arguments<'b> {
                 .and_then(|text| text.parse().ok()),
             Some(_) => None,
         };
-        let wrong = || RequestError::new(COST, "must be a positive integer");
+        let wrong = || {
+            let problem = format!("must be an integer from 1 to {MAX_COUNT}");
+            RequestError::new(COST, problem)
+        };
         Cost::new(count.ok_or_else(wrong)?)
     }
 }

@@ -1,11 +1,11 @@
 //! `TIDEGATE.CHECK`: evaluates the rules for a request.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
     Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
-    bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
+    bounds::{MAX_COUNT, MAX_ENTRIES, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -324,15 +324,30 @@ fn give(
 }
 
 fn cost(text: &[u8]) -> Result<Cost, RequestError> {
-    Cost::new(number("cost", text)?)
+    Cost::new(number_in("cost", text, 1..=MAX_COUNT)?)
+}
+
+/// Parses an integer argument in `range`. Error messages call the argument `field`.
+pub(super) fn number_in(
+    field: &str,
+    text: &[u8],
+    range: RangeInclusive<u64>,
+) -> Result<u64, RequestError> {
+    let number = integer(text).filter(|number| range.contains(number));
+    number.ok_or_else(|| {
+        let (least, most, given) = (range.start(), range.end(), quoted(text));
+        let problem = format!("must be an integer from {least} to {most}, got '{given}'");
+        RequestError::new(field, problem)
+    })
+}
+
+fn integer(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// Parses an integer argument. Error messages call the argument `field`.
 pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
-    let number = std::str::from_utf8(text)
-        .ok()
-        .and_then(|text| text.parse().ok());
-    number.ok_or_else(|| {
+    integer(text).ok_or_else(|| {
         RequestError::new(
             field,
             format!("expected a non-negative integer, got '{}'", quoted(text)),

@@ -17,7 +17,7 @@ use super::{
     super::{parse::Arguments, reply::Reply},
     Context, PendingCommand, PendingReply,
     check::{
-        CheckCommand, CheckRefusal, CommandKind, OwnedRequest, VERDICT_PARTS, audited, number,
+        CheckCommand, CheckRefusal, CommandKind, OwnedRequest, VERDICT_PARTS, audited, number_in,
         render_parts, ttl,
     },
 };
@@ -68,11 +68,8 @@ fn begin_reserve(
 
 /// Runs `TIDEGATE.SETTLE token cost`. Replies with `[settled, released, over]`.
 pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    let settle = number("cost", arguments.get(2).unwrap_or_default()).and_then(|cost| {
-        if cost > MAX_COUNT {
-            let problem = format!("must be from 0 to {MAX_COUNT}, got {cost}");
-            return Err(RequestError::new("cost", problem));
-        }
+    let cost = number_in("cost", arguments.get(2).unwrap_or_default(), 0..=MAX_COUNT);
+    let settle = cost.and_then(|cost| {
         let token = token(arguments)?;
         Ok(TokenCommand::Settle { token, cost })
     });
