@@ -103,12 +103,52 @@ fn without_a_rule_there_is_no_limit() {
     );
 }
 
+/// A rule uses entries whose names are those of options.
 #[test]
-fn an_entry_may_have_the_name_of_an_option() {
+fn an_entry_that_a_rule_uses_may_have_the_name_of_an_option() {
+    let rule = Rule::new("jobs", vec![limit("9/h")]).unwrap();
+    let rule = rule.keyed_by(&["peek"]).unwrap();
+    let rule = rule.costing(CostSource::Entry("cost".into())).unwrap();
+    let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+    let listener = TestListener::with(rules, resp::default_bounds());
+    let mut client = listener.connect();
+    let answer = client.command("TIDEGATE.CHECK PEEK COST 1 peek 1 cost 4");
+    assert_eq!(answer.to_string(), r#"[1, "jobs", 9, 5, 1600000, 0]"#);
+    let answer = client.command("TIDEGATE.CHECK PEEK COST 1 peek 1 cost 4 RAW 1");
+    let expected = "-ERR raw: is an option: give it only once, and before the entries";
+    assert!(answer.to_string().starts_with(expected), "{answer}");
+}
+
+/// An option after the entries would be an entry, so the request would be charged another cost than
+/// the client has given.
+#[test]
+fn an_option_that_is_misplaced_or_repeated_is_an_error() {
     let listener = listener();
     let mut client = listener.connect();
-    let answer = client.command("TIDEGATE.CHECK PEEK COST 2 peek 1 cost 2 path /login ip ::1");
-    assert_eq!(answer.to_string(), r#"[1, "login", 2, 0, 3600000, 0]"#);
+    let advice = "is an option: give it only once, and before the entries; an entry can have this \
+        name only if a rule uses the entry";
+    for (command, option) in [
+        ("CHECK path /login ip ::1 COST 2", "cost"),
+        ("CHECK path /login cost 2 ip ::1", "cost"),
+        ("CHECK COST 1 COST 2 path /login ip ::1", "cost"),
+        ("CHECK path /login ip ::1 PEEK", "peek"),
+        ("CHECK path /login Peek ip ::1", "peek"),
+        ("CHECK PEEK RAW PEEK RAW path /login ip ::1", "peek"),
+        ("CHECK path /login ip ::1 RAW COST 5", "raw"),
+        ("CHECK WAIT 5 path /login ip ::1 WAIT 5", "wait"),
+        ("RESERVE path /login ip ::1 COST 2", "cost"),
+        ("RESERVE path /login ip ::1 TTL 500", "ttl"),
+        ("RESERVE TTL 500 TTL 500 path /login ip ::1", "ttl"),
+    ] {
+        let answer = client.command(&format!("TIDEGATE.{command}")).to_string();
+        assert_eq!(answer, format!("-ERR {option}: {advice}"), "{command}");
+    }
+    let answer = client.command("TIDEGATE.CHECK TTL 500 path /login ip ::1");
+    let expected =
+        "-ERR ttl: is not an option of a check, which reserves nothing; use TIDEGATE.RESERVE";
+    assert_eq!(answer.to_string(), expected);
+    let stats = listener.limiter.local_store().stats();
+    assert_eq!(stats.keys, 0, "a rejected command is counted nowhere");
 }
 
 #[test]

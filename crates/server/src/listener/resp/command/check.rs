@@ -21,9 +21,10 @@ use super::{
 /// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] [WAIT ms] name value [name value …]`. Replies with
 /// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
-/// The options come before the entries, so an entry may have the same name as an option. The
-/// options can be in any order, each at most once. A `retry_after_ms` of -1 means that a retry can
-/// never succeed. `limit` and `remaining` are -1 if no limit was evaluated, because no rule applies
+/// The options come before the entries. They can be in any order, each at most once. An option that
+/// is repeated, or that follows an entry, would be read as an entry, so the command is rejected
+/// unless a rule uses an entry of this name. A `retry_after_ms` of -1 means that a retry can never
+/// succeed. `limit` and `remaining` are -1 if no limit was evaluated, because no rule applies
 /// or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = CheckCommand::read(arguments.skip(1), CommandKind::Check)
@@ -76,6 +77,7 @@ pub(super) struct CheckCommand<'a> {
     pub(super) ttl: Option<Span>,
     /// The longest time that the request may wait for a concurrency slot.
     pub(super) wait: Span,
+    kind: CommandKind,
     pairs: Arguments<'a>,
 }
 
@@ -106,13 +108,9 @@ impl<'a> CheckCommand<'a> {
             }
         }
         if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
-            let is_peek =
-                pairs.is(0, "peek") || pairs.len() > 0 && pairs.is(pairs.len() - 1, "peek");
-            if is_peek && !is_check {
-                let problem = "is not an option of a reservation, which always charges; use TIDEGATE.CHECK PEEK";
-                return Err(RequestError::new("peek", problem).into());
-            }
-            return Err(CheckRefusal::NoPairs);
+            let mut names = pairs.iter().step_by(2);
+            let misplaced = names.find_map(|name| misplaced_option(name, kind));
+            return Err(misplaced.map_or(CheckRefusal::NoPairs, CheckRefusal::Request));
         }
         if effect == Some(Effect::Peek) && given_wait.is_some() {
             let problem =
@@ -125,6 +123,7 @@ impl<'a> CheckCommand<'a> {
             spelling: spelling.unwrap_or_default(),
             ttl: given_ttl,
             wait: given_wait.unwrap_or(Span::ZERO),
+            kind,
             pairs,
         })
     }
@@ -181,6 +180,15 @@ impl<'a> CheckCommand<'a> {
         let entries = self.entries(&mut room)?;
         let original = Request::new(entries, self.cost)?;
         let rules = limiter.rules();
+        for (name, _) in entries.iter() {
+            if let Some(misplaced) = misplaced_option(name.as_bytes(), self.kind)
+                && !rules.uses_entry(name)
+                // The rules of a candidate use these entries.
+                && !rules.extra_entry_names().any(|extra| extra == *name)
+            {
+                return Err(misplaced.into());
+            }
+        }
         let replaced = normalize(limiter.trust(), &rules, self.spelling, entries)?;
         if replaced.is_empty() {
             return decide(&rules, &original);
@@ -321,6 +329,26 @@ fn give(
         limiter.observe_and_audit(audited, verdict);
     }
     render(verdict, reply);
+}
+
+/// Returns the error about an entry `name` that is the name of an option.
+fn misplaced_option(name: &[u8], kind: CommandKind) -> Option<RequestError> {
+    let options = ["raw", "cost", "wait", "peek", "ttl"];
+    let mut options = options.iter();
+    let option = options.find(|option| name.eq_ignore_ascii_case(option.as_bytes()))?;
+    let problem = match (*option, kind) {
+        ("peek", CommandKind::Reserve) => {
+            "is not an option of a reservation, which always charges; use TIDEGATE.CHECK PEEK"
+        }
+        ("ttl", CommandKind::Check) => {
+            "is not an option of a check, which reserves nothing; use TIDEGATE.RESERVE"
+        }
+        _ => {
+            "is an option: give it only once, and before the entries; an entry can have this name \
+             only if a rule uses the entry"
+        }
+    };
+    Some(RequestError::new(*option, problem))
 }
 
 fn cost(text: &[u8]) -> Result<Cost, RequestError> {
