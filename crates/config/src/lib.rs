@@ -631,6 +631,12 @@ impl Config {
             &self.identity.derived,
             report,
         );
+        lint::plan_choice::warn(
+            &raw_rules.rules,
+            &self.identity.derived,
+            &self.identity.trust,
+            report,
+        );
         if let Some(proxy) = &self.proxy {
             lint::proxy::warn(proxy, &raw_proxy.upstreams, &self.rules, report);
         }

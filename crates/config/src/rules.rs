@@ -63,6 +63,10 @@ pub(crate) struct RawRule<'n> {
     pub(crate) algorithm: Option<SourceSpan>,
     pub(crate) limits: Vec<RawLimit>,
     pub(crate) elastic: RawElastic<'n>,
+    /// The name of the entry that contains the plan's name.
+    pub(crate) plan: Option<Scalar<'n>>,
+    /// Whether the file has limits of a plan for the rule.
+    pub(crate) has_plans: bool,
     /// The first field, if any, that makes the cost depend on the response or on the request body.
     pub(crate) proxy_only: Option<ProxyOnlyField>,
 }
@@ -261,10 +265,11 @@ fn parts<'n>(
     let (raw_limits, limits) = rule_limits(fields, fallback, report);
     let rule_name = name.as_ref().map(|name| name.text);
     let plans = plans.of_rule(rule_name, fallback, report);
-    let plan = fields.get("plan").and_then(|plan| {
-        let entry = plan.text(report, "the entry that names the plan of a request")?;
-        Some(conditions::entry_name(entry))
-    });
+    let raw_plan = fields
+        .get("plan")
+        .and_then(|plan| plan.text_with_span(report, "the entry that names the plan of a request"));
+    let plan = raw_plan.as_ref();
+    let plan = plan.map(|plan| conditions::entry_name(plan.text));
     let (raw_elastic, elastic) = fields
         .get("elastic")
         .map_or_else(Default::default, |value| elastic(value, report));
@@ -298,6 +303,8 @@ fn parts<'n>(
         algorithm: span_of(fields, "algorithm"),
         limits: raw_limits,
         elastic: raw_elastic,
+        has_plans: !parts.plans.is_empty(),
+        plan: raw_plan,
         proxy_only: response_cost::proxy_only_field(fields),
     };
     (raw, parts)

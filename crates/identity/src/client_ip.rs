@@ -153,6 +153,15 @@ impl Trust {
         self.named(headers, hops)
     }
 
+    /// Returns whether there is a trusted proxy.
+    #[must_use]
+    pub fn has_proxies(&self) -> bool {
+        match &self.proxies {
+            Proxies::Hops(hops) => *hops > 0,
+            Proxies::Nets(nets) => !nets.is_empty(),
+        }
+    }
+
     /// Returns true if the socket's `peer` is a trusted proxy.
     #[must_use]
     pub fn is_trusted(&self, peer: IpAddr) -> bool {

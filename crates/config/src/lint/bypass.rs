@@ -25,11 +25,6 @@ pub(crate) fn warn(
     parts: &[(Box<str>, DerivedEntry)],
     report: &mut Report,
 ) {
-    let is_client_entry = |name: &str| {
-        CLIENT_PREFIXES
-            .iter()
-            .any(|prefix| name.starts_with(prefix))
-    };
     let is_optional = |name: &str| {
         let part = parts.iter().find(|(known, _)| **known == *name);
         is_client_entry(part.map_or(name, |(_, part)| part.source()))
@@ -54,6 +49,13 @@ pub(crate) fn warn(
         let span = rule.key.as_ref().map_or(&rule.span, |(span, _)| span);
         span.warn(report, message);
     }
+}
+
+/// Returns whether a client chooses the value of the entry with this name.
+pub(super) fn is_client_entry(name: &str) -> bool {
+    CLIENT_PREFIXES
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]

@@ -6,4 +6,5 @@ pub(super) mod dead_conditions;
 pub(super) mod exact_path;
 mod misread;
 pub(super) mod no_burst;
+pub(super) mod plan_choice;
 pub(super) mod proxy;
