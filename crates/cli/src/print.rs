@@ -284,8 +284,8 @@ pub(crate) fn overridden(found: &Value) -> String {
     out
 }
 
-/// Describes the override that applies to a key; `None` if no override applies.
-fn applied_override(found: &Value) -> Option<String> {
+/// Describes the override of a key; `None` if the key has no override.
+fn override_of_key(found: &Value) -> Option<String> {
     if found.is_null() {
         return None;
     }
@@ -293,7 +293,15 @@ fn applied_override(found: &Value) -> Option<String> {
         Value::Null => "override".to_owned(),
         pattern => format!("override of {}", joined(pattern)),
     };
-    Some(format!("{of}: {}\n", change(found)))
+    let mut out = format!("{of}: {}\n", change(found));
+    if let Some(inactive) = found["inactive"].as_str() {
+        let inactive = printable(inactive);
+        let _ = writeln!(
+            out,
+            "this override is inactive, so it has no effect: {inactive}"
+        );
+    }
+    Some(out)
 }
 
 /// Describes an override: its limits, its end and its reason.
@@ -350,12 +358,8 @@ pub(crate) fn overrides(overrides: &Value) -> String {
         true => "no overrides\n".to_owned(),
         false => headed(&head, rows),
     };
-    for former in list(&overrides["without_rule"]) {
-        let (rule, count) = (text(&former["rule"]), text(&former["count"]));
-        let _ = writeln!(
-            out,
-            "note: rule {rule} no longer exists, but still has overrides: {count}"
-        );
+    if list(&overrides["overrides"]).any(|found| found["inactive"].is_string()) {
+        out.push_str("note: where an override is inactive, the limits of the plan or of the rule apply; remove it with `tidegate override RULE KEY --remove`, or restore the rule\n");
     }
     if let Some(next) = overrides["next"].as_str() {
         let _ = writeln!(out, "more overrides follow: --after {}", printable(next));
@@ -386,7 +390,7 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     if !block.is_null() {
         let _ = writeln!(out, "blocked {}", until_and_reason(block));
     }
-    out.extend(applied_override(&inspected["override"]));
+    out.extend(override_of_key(&inspected["override"]));
     let rows = list(&inspected["limits"]).map(|limit| limit_cells(limit, block));
     out.push_str(&headed(&LIMIT_COLUMNS, rows.collect()));
     out.extend(hint(inspected));
@@ -558,7 +562,7 @@ fn explained_rule(rule: &Value) -> String {
     if !block.is_null() {
         let _ = writeln!(out, "blocked {}", until_and_reason(block));
     }
-    out.extend(applied_override(&rule["override"]));
+    out.extend(override_of_key(&rule["override"]));
     if let Some(plan) = rule["plan"].as_str() {
         let _ = writeln!(out, "plan: {}", printable(plan));
     }
@@ -955,6 +959,43 @@ mod tests {
             assert_eq!(wait(&json!(millis)), expected, "{millis}");
         }
         assert_eq!(wait(&Value::Null), "-");
+    }
+
+    #[test]
+    fn an_inactive_override_is_shown_as_inactive() {
+        let mut document = json!({
+            "rule": "api", "key": ["acme"], "mode": "enforce", "block": null, "limits": [],
+            "override": {"factor": "2x", "until": null, "reason": "", "inactive": "limits: too many"},
+        });
+        let note = "override: 2x, until removed\n\
+                    this override is inactive, so it has no effect: limits: too many\n";
+        for printed in [inspected(&document), explained_rule(&document)] {
+            assert!(printed.contains(note), "{printed}");
+        }
+        document["override"]["inactive"].take();
+        for printed in [inspected(&document), explained_rule(&document)] {
+            assert!(!printed.contains("inactive"), "{printed}");
+        }
+    }
+
+    #[test]
+    fn the_list_of_overrides_says_how_to_remove_an_inactive_one() {
+        let list = |inactive: Value| {
+            overrides(&json!({"next": null, "overrides": [{
+                "rule": "former", "key": ["acme"], "factor": "2x", "reason": "", "until": null,
+                "until_ms": null, "left_ms": null, "persistent": true, "inactive": inactive,
+            }]}))
+        };
+        let printed = list(json!("rule no longer exists"));
+        assert!(
+            printed.contains("former (rule no longer exists)"),
+            "{printed}"
+        );
+        assert!(
+            printed.contains("remove it with `tidegate override RULE KEY --remove`"),
+            "{printed}"
+        );
+        assert!(!list(Value::Null).contains("inactive"));
     }
 
     #[test]

@@ -630,7 +630,7 @@ fn a_listing_is_sorted_and_complete() {
     let overrides = fixture.rules.overrides(rule).unwrap();
     let (mut listed, mut after) = (Vec::new(), None);
     loop {
-        let page = overrides.page(rule, after.as_ref(), 100, |_, _| true);
+        let page = overrides.page(after.as_ref(), 100, fixture.now, |_, _| true);
         listed.extend(
             page.iter()
                 .flat_map(|(target, _)| target.values().map(str::to_owned).collect::<Vec<_>>()),
@@ -641,7 +641,7 @@ fn a_listing_is_sorted_and_complete() {
         }
     }
     assert_eq!(listed, expected);
-    let page = overrides.page(rule, None, 100, |target, _| target.is_pattern());
+    let page = overrides.page(None, 100, fixture.now, |target, _| target.is_pattern());
     assert_eq!(page.len(), 1);
 }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tidegate::rate_limiter::stretch;
 use tidegate_core::{
     Accounting, BLOCK_KEY, Block, CacheSearch, Charge, Cost, Effect, EntryBlock, EntryBlockTarget,
-    Exactness, Outcome, Override, OverrideTarget, Reason, Replacement, Request, RequestError,
-    RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
+    Exactness, Outcome, Override, OverrideTarget, Overrides, Reason, Replacement, Request,
+    RequestError, RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp,
+    Verdict, When,
 };
 use tidegate_redis::StoreError;
 
@@ -54,8 +55,11 @@ pub struct ExplainedCharge<'r> {
     /// The plan whose limits apply, or are multiplied by an override's factor. `None` without a
     /// plan, or if the limits of an override apply.
     pub plan: Option<&'r str>,
-    /// The override that applies, and its target.
+    /// The override of the key, and its target.
     pub overridden: Option<(OverrideTarget, Override)>,
+    /// Why the limits of the plan or of the rule apply instead of those of the override. `None` if
+    /// the override applies, or if there is none.
+    pub inactive_override: Option<String>,
     /// The limits in short notation, such as `20/min`.
     pub policies: Vec<Arc<str>>,
     /// The current state of each limit. The list is empty if the store cannot report the states.
@@ -163,12 +167,18 @@ impl ServerLimiter {
             };
             let overrides = rules.overrides(rule);
             let overridden = overrides.and_then(|all| all.find(rule, charge.key, now));
+            let replacement = overridden.as_ref().map(|(_, found)| &found.replacement);
+            let plan = rule.plan_name_of(request);
             let mut explained = ExplainedCharge {
                 key: values.into_iter().map(str::to_owned).collect(),
-                plan: match overridden.as_ref().map(|(_, found)| &found.replacement) {
-                    Some(Replacement::Factor(_)) => rule.plan_name_of(request),
+                plan: match replacement {
+                    Some(Replacement::Factor(_)) => plan,
                     _ => plan_of(rule, charge),
                 },
+                inactive_override: replacement.and_then(|found| {
+                    let checked = Overrides::check_active(rule, plan, found);
+                    checked.err().map(|error| error.to_string())
+                }),
                 overridden,
                 current: current.unwrap_or_default(),
                 ..ExplainedCharge::new(rule, charge, answer)
@@ -283,6 +293,7 @@ impl<'r> ExplainedCharge<'r> {
             is_stretched: charge.limits.is_stretched(),
             plan: None,
             overridden: None,
+            inactive_override: None,
             policies: policies.map(|limit| Arc::clone(limit.policy())).collect(),
             current: Vec::new(),
             next: answer.next,

@@ -8,11 +8,12 @@ use futures_util::FutureExt as _;
 use tidegate::{Clock, rate_limiter::SlotTurn};
 use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{
-    Charge, Cost, Effect, EntryBlock, EntryBlockTarget, MemoryBounds, MemoryStore, Request,
-    RetryAfter, Scratch, Span, Timestamp, Verdict,
+    Charge, Cost, Effect, EntryBlock, EntryBlockTarget, MemoryBounds, MemoryStore, Override,
+    OverrideTarget, Replacement, Request, RetryAfter, Scratch, Span, Timestamp, Verdict,
 };
 use tidegate_limiter::{
     HandoverError, ServerLimiter,
+    overrides::OverrideFilter,
     reservations::{CounterCharge, CounterSettlement, Reservation, ReservationError, Reservations},
 };
 
@@ -79,6 +80,39 @@ fn a_step_of_the_wall_clock_shifts_no_deadline() {
         new.clock().set(later.after(wait));
         reserve(&new, 3).unwrap();
     }
+}
+
+/// The rule of an override may no longer exist, or may have another key.
+#[test]
+fn overrides_without_their_rule_move() {
+    let (old, new) = (limiter(START), limiter(START));
+    for (rule, values) in [
+        ("former", &["alice"][..]),
+        ("api", &["alice", "x"]),
+        ("api", &[]),
+    ] {
+        let found = Override {
+            replacement: Replacement::Factor("2x".parse().unwrap()),
+            until: None,
+            reason: "launch".into(),
+        };
+        let target = OverrideTarget::of(values);
+        old.overrides().set(rule, &target, found, START).unwrap();
+    }
+    hand_over(&old, &new).unwrap();
+    let listed = |limiter: &ServerLimiter| {
+        let filter = OverrideFilter {
+            most: 10,
+            ..OverrideFilter::default()
+        };
+        let page = limiter.list_overrides(&limiter.rules(), filter).unwrap();
+        let listed = page.overrides.into_iter();
+        listed
+            .map(|found| (found.rule, found.target, found.inactive))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(listed(&new).len(), 3);
+    assert_eq!(listed(&new), listed(&old));
 }
 
 /// Counters belong to no rule, so the other process receives their limits with the reservation.

@@ -439,6 +439,13 @@ impl Rule {
         })
     }
 
+    /// Returns the limits of the plan named `plan`, or the rule's own limits if there is no such
+    /// plan.
+    pub(super) fn limits_without_override(&self, plan: Option<&str>) -> &Arc<Limits> {
+        let of_plan = plan.and_then(|plan| self.plans.get(plan));
+        of_plan.unwrap_or(&self.limits)
+    }
+
     /// Returns the names and the limits of the plans, sorted by name.
     pub fn plans(&self) -> impl ExactSizeIterator<Item = (&str, &Arc<Limits>)> {
         self.plans.iter()

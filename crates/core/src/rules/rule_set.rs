@@ -280,8 +280,7 @@ impl RuleSet {
         plan: Option<&str>,
         now: Timestamp,
     ) -> Arc<Limits> {
-        let plan = plan.and_then(|plan| rule.plan(plan).ok());
-        let base = plan.unwrap_or_else(|| rule.limits());
+        let base = rule.limits_without_override(plan);
         let mut buffers = LookupBuffers::default();
         let overridden = self.overrides(rule).and_then(|overrides| {
             let hash = overrides.prefetch(key, &buffers)?;

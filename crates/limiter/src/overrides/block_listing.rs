@@ -26,6 +26,8 @@ pub struct EntryBlockPage {
     pub blocks: Vec<(EntryBlockTarget, EntryBlock)>,
     /// The position of the next page; `None` after the last page.
     pub next: Option<String>,
+    /// The number of blocks that the filter selects, on all pages.
+    pub count: usize,
 }
 
 impl ServerLimiter {
@@ -39,11 +41,14 @@ impl ServerLimiter {
         };
         let now = self.now();
         let search = filter.search.map(Search::new);
+        let mut count = 0;
         let select = |target: &EntryBlockTarget, block: &EntryBlock| {
-            let is_found = search
-                .as_ref()
-                .is_none_or(|search| search.finds(target, block));
-            block.is_unexpired(now) && is_found
+            let is_found = block.is_unexpired(now)
+                && search
+                    .as_ref()
+                    .is_none_or(|search| search.finds(target, block));
+            count += usize::from(is_found);
+            is_found
         };
         // One more block than fits on the page is requested, to find out whether another page
         // follows.
@@ -56,7 +61,11 @@ impl ServerLimiter {
                 .last()
                 .map(|(target, _)| id::to_position(&id::of_block(target)));
         }
-        Some(EntryBlockPage { blocks, next })
+        Some(EntryBlockPage {
+            blocks,
+            next,
+            count,
+        })
     }
 
     /// Returns the number of blocks by entries that no request can match under the current rules.

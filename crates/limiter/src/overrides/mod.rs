@@ -386,17 +386,11 @@ impl ServerLimiter {
         changed.await.unwrap_or_else(shutdown)
     }
 
-    /// Returns the overrides of all active rules, and the blocks by entries, as documents for
-    /// another process.
+    /// Returns the overrides and the blocks by entries, as documents for another process.
     pub(crate) fn override_documents(&self) -> Vec<Vec<u8>> {
-        let rules = self.rules();
-        let mut documents = Vec::new();
+        let (mut documents, now) = (Vec::new(), self.now());
         for (name, overrides) in self.overrides().by_name() {
-            // The keys of an override can be decoded only with its rule.
-            let Some(rule) = self.overridable_rule(&rules, &name) else {
-                continue;
-            };
-            for (target, found) in overrides.page(&rule, None, usize::MAX, |_, _| true) {
+            for (target, found) in overrides.page(None, usize::MAX, now, |_, _| true) {
                 documents.push(OverrideDocument::new(&name, &target, &found).encode());
             }
         }

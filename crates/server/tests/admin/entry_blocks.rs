@@ -248,6 +248,15 @@ fn the_list_has_pages() {
         }
     }
     assert_eq!(found, 25);
+    let path = "/v1/entry-blocks?n=1&search=203.0.113.2";
+    let searched = listener.ask("GET", path, "").json();
+    assert_eq!(searched["count"], 6, "203.0.113.2 and 203.0.113.20 to 24");
+    listener.at_secs(3_600);
+    let ended = listener.ask("GET", "/v1/entry-blocks", "").json();
+    assert_eq!(
+        (&ended["count"], &ended["blocks"]),
+        (&0.into(), &serde_json::json!([]))
+    );
     let wrong = listener.ask("GET", "/v1/entry-blocks?after=x", "");
     assert_eq!(wrong.status, 400);
 }

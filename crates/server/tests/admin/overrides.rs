@@ -234,6 +234,46 @@ fn the_list_is_paged_and_searched() {
     );
 }
 
+/// The count does not depend on the page. It includes neither other overrides nor those that have
+/// ended.
+#[test]
+fn the_count_is_that_of_the_filter() {
+    let listener = TestListener::open();
+    let put = |rule: &str, key: &str, fields: &str| {
+        let body = format!(r#"{{"limits": "2x", "raw": true, {fields}}}"#);
+        let answer = listener.ask("PUT", &format!("/v1/overrides/{rule}{key}"), &body);
+        assert_eq!(answer.status, 200, "{answer:?}");
+    };
+    for number in 0..5 {
+        put("r", &format!("/%2Fc{number}/::"), r#""reason": "launch""#);
+    }
+    put("r", "/%2Fc*/*", r#""reason": "test""#);
+    put("r", "/%2Fended/::", r#""reason": "launch", "for": "10s""#);
+    put("all%20of%20it", "", r#""reason": "launch""#);
+    listener.at_secs(10);
+    for (filter, count) in [
+        ("", 7),
+        ("rule=r&", 6),
+        ("search=launch&", 6),
+        ("rule=r&search=launch&", 5),
+        ("search=c&rule=r&", 6),
+        ("search=nothing&", 0),
+    ] {
+        let (mut listed, mut after) = (0, String::new());
+        loop {
+            let page = listener.ask("GET", &format!("/v1/overrides?{filter}n=2{after}"), "");
+            let page = page.json();
+            assert_eq!(page["count"], count, "{filter}{after}");
+            listed += page["overrides"].as_array().unwrap().len();
+            match page["next"].as_str() {
+                Some(next) => after = format!("&after={next}"),
+                None => break,
+            }
+        }
+        assert_eq!(listed, count, "{filter}");
+    }
+}
+
 #[test]
 fn bad_overrides_are_rejected() {
     let listener = TestListener::open();
@@ -330,6 +370,126 @@ fn bad_overrides_are_rejected() {
     assert_eq!(list["count"], 0, "nothing was changed");
 }
 
+/// The overrides of a renamed rule, and those whose rule has another key, can still be listed,
+/// shown and removed.
+#[test]
+fn overrides_without_their_rule_are_listed_shown_and_removed() {
+    let listener = TestListener::open();
+    let pattern = "/v1/overrides/r/%2Fb*/*".to_owned();
+    for path in [path(), pattern.clone()] {
+        let put = listener.ask("PUT", &path, r#"{"limits": "2x", "reason": "launch"}"#);
+        assert_eq!(put.status, 200, "{put:?}");
+    }
+    let renamed = RULES.replace("name: r\n", "name: renamed\n");
+    let shortened = RULES.replace("key: [path, ip]", "key: [ip]");
+    for (changed, inactive) in [
+        (&*renamed, json!("rule no longer exists")),
+        (&*shortened, json!("rule has another key now")),
+        (RULES, Value::Null),
+    ] {
+        std::fs::write(listener.file.path(), changed).unwrap();
+        assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+        for list in [
+            "/v1/overrides",
+            "/v1/overrides?rule=r",
+            "/v1/overrides?search=launch",
+        ] {
+            let page = listener.ask("GET", list, "").json();
+            let listed = page["overrides"].as_array().unwrap();
+            let keys: Vec<&Value> = listed.iter().map(|found| &found["key"]).collect();
+            assert_eq!(
+                keys,
+                [&json!(["/a b", "::"]), &json!(["/b*", "*"])],
+                "{list}"
+            );
+            for found in listed {
+                assert_eq!(found["rule"], "r", "{list}");
+                assert_eq!(found["inactive"], inactive, "{list}");
+            }
+            let first = listener.ask("GET", &format!("{list}{}n=1", separator(list)), "");
+            let after = first.json()["next"].as_str().unwrap().to_owned();
+            let rest = format!("{list}{}after={after}", separator(list));
+            let rest = listener.ask("GET", &rest, "").json();
+            assert_eq!(rest["overrides"], json!([listed[1]]), "{list}");
+        }
+        let shown = listener.ask("GET", &path(), "").json();
+        assert_eq!(shown["inactive"], inactive);
+    }
+    std::fs::write(listener.file.path(), &renamed).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    for path in [path(), pattern] {
+        assert_eq!(listener.ask("DELETE", &path, "").status, 200);
+        assert_eq!(listener.ask("GET", &path, "").status, 404);
+    }
+    let list = listener.ask("GET", "/v1/overrides?rule=r", "");
+    assert_eq!(list.status, 404, "{list:?}");
+}
+
+fn separator(path: &str) -> char {
+    if path.contains('?') { '&' } else { '?' }
+}
+
+/// Where the limits of an override are not valid for the rule, or for a plan, the key has the limits
+/// of the rule or of the plan.
+#[test]
+fn an_inactive_override_is_not_shown_as_applied() {
+    let listener = TestListener::open();
+    let reload = |limits: &str| {
+        let rules = format!(
+            "plans: {{pro: {{r: 900000000000000/min}}}}\n\
+             rules: [{{name: r, key: [path, ip], limits: {limits}, algorithm: fixed_window, plan: tier}}]"
+        );
+        std::fs::write(listener.file.path(), rules).unwrap();
+        let reloaded = listener.ask("POST", "/v1/reload", "");
+        assert_eq!(reloaded.status, 200, "{reloaded:?}");
+    };
+    let inspect = || listener.ask("GET", &format!("/v1/keys/{KEY}"), "").json();
+    let explain = |tier: &str| {
+        let entries = json!({"path": "/a b", "ip": "::", "tier": tier});
+        let body = json!({"entries": entries}).to_string();
+        listener.ask("POST", "/v1/explain", &body).json()["rules"][0].clone()
+    };
+    let policy = |document: &Value| document["limits"][0]["policy"].as_str().unwrap().to_owned();
+    let inactive = |document: &Value| document["override"]["inactive"].clone();
+
+    std::fs::write(listener.file.path(), RULES).unwrap();
+    let put = listener.ask("PUT", &path(), r#"{"limits": "2x"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    // The factor is valid for the rule's own limits, but not for those of the plan.
+    reload("10/min");
+    let (inspected, without_plan, with_plan) = (inspect(), explain("none"), explain("pro"));
+    for shown in [&inspected, &without_plan] {
+        assert_eq!(policy(shown), "20/min", "{shown}");
+        assert_eq!(shown["override"]["factor"], "2x");
+        assert_eq!(inactive(shown), Value::Null);
+    }
+    assert_eq!(policy(&with_plan), "900000000000000/min", "{with_plan}");
+    assert_eq!(with_plan["plan"], "pro");
+    assert_eq!(with_plan["override"]["factor"], "2x");
+    let expected = "limits: 2x of 900000000000000/min: ";
+    let reason = inactive(&with_plan);
+    assert!(reason.as_str().unwrap().starts_with(expected), "{reason}");
+
+    let put = listener.ask("PUT", &path(), r#"{"limits": "7/min"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    assert_eq!(inactive(&explain("pro")), Value::Null);
+    // The limit in short notation is not valid for a window that is a calendar day.
+    std::fs::write(
+        listener.file.path(),
+        "rules: [{name: r, key: [path, ip], limits: {algorithm: fixed_window, limit: 9, \
+         anchor: {calendar: day}}}]",
+    )
+    .unwrap();
+    let reloaded = listener.ask("POST", "/v1/reload", "");
+    assert_eq!(reloaded.status, 200, "{reloaded:?}");
+    for shown in [inspect(), explain("pro")] {
+        assert_eq!(shown["limits"][0]["limit"], 9, "{shown}");
+        let reason = inactive(&shown);
+        let expected = "limits: \"7/min\": expected a limit such as 100/day";
+        assert!(reason.as_str().unwrap().starts_with(expected), "{reason}");
+    }
+}
+
 /// An override is looked up by the rule name and the values of the key entries, so it does not
 /// apply to a rule with another name or other key entries.
 #[test]
@@ -391,8 +551,8 @@ fn a_descriptor_of_envoys_rate_limit_service_is_overridden() {
     assert_eq!(put.json()["rule"], "envoy:shop/plan_gold.user");
     assert_eq!(put.json()["key"], json!(["gold", "alice"]));
     assert_eq!(listener.ask("GET", path, "").json()["reason"], "launch");
-    let list = "/v1/overrides?rule=envoy:shop%2Fplan_gold.user";
-    let list = listener.ask("GET", list, "").json();
+    let list_of_rule = "/v1/overrides?rule=envoy:shop%2Fplan_gold.user";
+    let list = listener.ask("GET", list_of_rule, "").json();
     assert_eq!(list["overrides"][0]["limits"], json!(["5/min"]));
     for (key, body, status, problem) in [
         (
@@ -431,8 +591,10 @@ fn a_descriptor_of_envoys_rate_limit_service_is_overridden() {
 
     // Without the rule, the override is kept and listed as inactive.
     service.load(file("domain: shop\ndescriptors: []"));
-    let list = listener.ask("GET", "/v1/overrides", "").json();
-    let former = json!([{"rule": "envoy:shop/plan_gold.user", "count": 1}]);
-    assert_eq!(list["without_rule"], former);
+    let list = listener.ask("GET", list_of_rule, "").json();
+    let former = &list["overrides"][0];
+    assert_eq!(former["rule"], "envoy:shop/plan_gold.user");
+    assert_eq!(former["key"], json!(["gold", "alice"]));
+    assert_eq!(former["inactive"], "rule no longer exists");
     assert_eq!(listener.ask("DELETE", path, "").status, 200);
 }

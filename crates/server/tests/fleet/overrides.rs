@@ -62,7 +62,7 @@ fn shown(node: &Node) -> Vec<String> {
     let page = rules
         .overrides(rule)
         .unwrap()
-        .page(rule, None, 1_000, |_, _| true);
+        .page(None, 1_000, node.limiter.now(), |_, _| true);
     let shown = page.into_iter().map(|(target, found)| {
         format!(
             "{} {}",

@@ -327,23 +327,26 @@ impl EntryBlocks {
     }
 
     /// Returns up to `most` blocks that `select` accepts, starting after the target `after` and
-    /// sorted by target. Blocks that do not depend on a rule come first. Scans all blocks, but
-    /// copies only those on the page.
+    /// sorted by target. Blocks that do not depend on a rule come first. `select` is called with each
+    /// block, even if it is not on the page, so the caller can count those that it accepts.
     #[must_use]
     pub fn page(
         &self,
         after: Option<&EntryBlockTarget>,
         most: usize,
-        select: impl Fn(&EntryBlockTarget, &EntryBlock) -> bool,
+        mut select: impl FnMut(&EntryBlockTarget, &EntryBlock) -> bool,
     ) -> Vec<(EntryBlockTarget, EntryBlock)> {
         let tables = self.read();
         let mut page = BTreeMap::new();
         for stored in tables.iter() {
             let target = &stored.target;
+            if !select(target, &stored.block) {
+                continue;
+            }
             let is_after = after.is_none_or(|after| target > after);
             let last = page.last_key_value();
             let is_beyond = page.len() == most && last.is_none_or(|(last, _)| target > *last);
-            if !is_after || is_beyond || !select(target, &stored.block) {
+            if !is_after || is_beyond {
                 continue;
             }
             page.insert(target, stored);

@@ -1,7 +1,13 @@
 //! An override for a single key, as an entry of the table of these overrides.
 
-use super::stored::{Generation, StoredOverride};
-use crate::hash_table::{Distance, Key, TableEntry};
+use super::{
+    OverrideTarget,
+    stored::{Generation, StoredOverride},
+};
+use crate::{
+    hash_table::{Distance, Key, TableEntry},
+    rules::key,
+};
 
 /// An override for a single key. It fits in a cache line.
 #[derive(Debug)]
@@ -39,6 +45,14 @@ impl KeyOverride {
     /// Returns whether the target has as many values as a key with this number of entries.
     pub(super) fn is_for(&self, entries: usize) -> bool {
         usize::from(self.values) == entries
+    }
+
+    /// Returns the target. Returns `None` if the bytes of the key are damaged.
+    pub(super) fn target(&self) -> Option<OverrideTarget> {
+        let values = key::values(self.key.bytes(), usize::from(self.values))?;
+        Some(OverrideTarget::Key(
+            values.into_iter().map(Box::from).collect(),
+        ))
     }
 }
 

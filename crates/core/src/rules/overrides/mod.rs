@@ -202,6 +202,21 @@ impl Overrides {
         replacement.check(rule)
     }
 
+    /// Checks whether the override `replacement` of a key of `rule` decides the requests that name
+    /// `plan`, or that name no plan.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the limits of the plan or of the rule apply instead: the replacement is invalid
+    /// for `rule` or, if it is a factor, for these limits.
+    pub fn check_active(
+        rule: &Rule,
+        plan: Option<&str>,
+        replacement: &Replacement,
+    ) -> Result<(), RuleError> {
+        replacement.check_with(rule, rule.limits_without_override(plan))
+    }
+
     /// Sets the override for `target` in the rule named `rule`, and returns the override that it
     /// replaces. The new override takes effect immediately.
     ///

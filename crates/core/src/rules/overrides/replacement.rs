@@ -28,15 +28,21 @@ impl Replacement {
     /// Checks whether this replacement is valid for `rule`. A factor must be valid for the rule's
     /// own limits and for the limits of each plan.
     pub(super) fn check(&self, rule: &Rule) -> Result<(), RuleError> {
-        self.compile(rule, rule.limits())?;
+        self.check_with(rule, rule.limits())?;
         if let Self::Factor(_) = self {
             for (name, limits) in rule.plans() {
-                self.compile(rule, limits).map_err(|error| {
+                self.check_with(rule, limits).map_err(|error| {
                     RuleError::new(error.field, format!("plan {name}: {}", error.problem))
                 })?;
             }
         }
         Ok(())
+    }
+
+    /// Checks whether this replacement decides the requests of `rule` to which the limits `base`
+    /// would apply without the override. The error says why `base` applies instead.
+    pub(super) fn check_with(&self, rule: &Rule, base: &Limits) -> Result<(), RuleError> {
+        self.compile(rule, base).map(drop)
     }
 
     /// Returns the limits of this replacement for `rule`. `base` are the limits that a factor

@@ -346,33 +346,38 @@ impl RuleOverrides {
         removed
     }
 
-    /// Returns up to `most` overrides that `select` accepts, starting after the target `after` and
-    /// sorted by target. Keys come before patterns. The keys are decoded with `rule`. Keys that
-    /// cannot be decoded are left out.
+    /// Returns up to `most` overrides that have not expired at `now` and that `select` accepts,
+    /// starting after the target `after` and sorted by target. Keys come before patterns. `select`
+    /// is called with the target and the reason of each override, even if it is not on the page, so
+    /// the caller can count those that it accepts. The rule does not have to exist, and its key may
+    /// have another number of entries than a target has values.
     #[must_use]
     pub fn page(
         &self,
-        rule: &Rule,
         after: Option<&OverrideTarget>,
         most: usize,
-        select: impl Fn(&OverrideTarget, &Override) -> bool,
+        now: Timestamp,
+        mut select: impl FnMut(&OverrideTarget, &str) -> bool,
     ) -> Vec<(OverrideTarget, Override)> {
         let mut page = Page {
             after,
             most,
             first: std::collections::BTreeMap::new(),
         };
-        let entries = rule.key().len();
         self.keys.for_each_table(|table| {
-            for known in table.iter().filter(|known| known.is_for(entries)) {
-                if let Some(values) = rule.decode_values(known.key.bytes()) {
-                    let values = values.into_iter().map(Box::from).collect();
-                    page.offer(OverrideTarget::Key(values), &known.stored, &select);
+            for known in table.iter().filter(|known| known.stored.is_unexpired(now)) {
+                if let Some(target) = known.target()
+                    && select(&target, &known.stored.reason)
+                {
+                    page.offer(target, &known.stored);
                 }
             }
         });
         for (texts, stored) in read(&self.patterns).iter() {
-            page.offer(OverrideTarget::Pattern(texts.to_vec()), stored, &select);
+            let target = OverrideTarget::Pattern(texts.to_vec());
+            if stored.is_unexpired(now) && select(&target, &stored.reason) {
+                page.offer(target, stored);
+            }
         }
         page.first.into_iter().collect()
     }
@@ -455,12 +460,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn offer(
-        &mut self,
-        target: OverrideTarget,
-        stored: &StoredOverride,
-        select: &impl Fn(&OverrideTarget, &Override) -> bool,
-    ) {
+    fn offer(&mut self, target: OverrideTarget, stored: &StoredOverride) {
         let is_listed = self.after.is_some_and(|after| target <= *after);
         let is_beyond = self.first.len() == self.most
             && self
@@ -470,12 +470,9 @@ impl Page<'_> {
         if is_listed || is_beyond {
             return;
         }
-        let found = stored.to_override();
-        if select(&target, &found) {
-            self.first.insert(target, found);
-            if self.first.len() > self.most {
-                self.first.pop_last();
-            }
+        self.first.insert(target, stored.to_override());
+        if self.first.len() > self.most {
+            self.first.pop_last();
         }
     }
 }

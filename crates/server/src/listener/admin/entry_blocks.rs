@@ -73,7 +73,7 @@ pub(super) async fn list(
         .collect();
     let document = json!({
         "blocks": documents,
-        "count": limiter.entry_blocks().len(),
+        "count": page.count,
         "next": page.next,
     });
     Ok(json(StatusCode::OK, &document))

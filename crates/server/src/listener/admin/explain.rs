@@ -183,7 +183,8 @@ impl View<'_> {
             document["plan"] = plan.into();
         }
         if let Some((target, found)) = &charge.overridden {
-            document["override"] = overrides::document(self.limiter, target, found);
+            let inactive = charge.inactive_override.as_deref();
+            document["override"] = overrides::document(self.limiter, target, found, inactive);
         }
         if charge.source == Source::Policy {
             document["because"] =

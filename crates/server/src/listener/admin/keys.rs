@@ -66,7 +66,7 @@ pub(super) async fn show(
         "key": target.key,
         "mode": rule.mode().as_str(),
         "limits": key_limit_documents(&limits, &current, &next, block.as_ref()),
-        "override": overrides::applied(limiter, &rules, rule, &bytes),
+        "override": overrides::of_key(limiter, &rules, rule, &bytes),
         "block": block.map(|block| block.document),
     });
     Ok(json(StatusCode::OK, &target.hinted(document, rule)))

@@ -6,14 +6,17 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    LimitError, Limits, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet,
-    Timestamp,
+    LimitError, Limits, Override, OverrideError, OverrideTarget, Overrides, Replacement, Rule,
+    RuleSet, Timestamp,
     bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
 };
 use tidegate_limiter::{
     ServerLimiter,
     entries::Spelling,
-    overrides::{ChangeOverrideError, DESCRIPTOR_RULE_PREFIX, OverridableRule, OverrideFilter},
+    overrides::{
+        ChangeOverrideError, DESCRIPTOR_RULE_PREFIX, ListedOverride, OverridableRule,
+        OverrideFilter,
+    },
 };
 use tidegate_net::{
     Problem,
@@ -56,6 +59,7 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
     let rules = limiter.rules();
     if let Some(name) = query.get("rule")
         && limiter.overridable_rule(&rules, name).is_none()
+        && !has_overrides(limiter, name)
     {
         return Err(no_overridable_rule(&rules, name, &[]));
     }
@@ -69,38 +73,39 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
     let page = page.ok_or_else(invalid_position)?;
     let view = View::new(limiter);
     let listed = page.overrides.iter();
-    let documents: Vec<Value> = listed
-        .map(|listed| view.document(&listed.rule, &listed.target, &listed.found))
-        .collect();
-    let mut document = json!({
+    let documents: Vec<Value> = listed.map(|listed| view.document(listed)).collect();
+    let document = json!({
         "overrides": documents,
-        "count": limiter.overrides().len(),
+        "count": page.count,
         "next": page.next,
     });
-    if !page.without_rule.is_empty() {
-        document["without_rule"] = page
-            .without_rule
-            .into_iter()
-            .map(|(rule, count)| json!({"rule": rule, "count": count}))
-            .collect();
-    }
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Serves `GET /v1/overrides/{rule}/{key}`.
+/// Returns whether there are overrides for a rule with this name, which may no longer exist.
+fn has_overrides(limiter: &ServerLimiter, rule: &str) -> bool {
+    let by_name = limiter.overrides().by_name();
+    by_name.iter().any(|(name, _)| **name == *rule)
+}
+
+/// Serves `GET /v1/overrides/{rule}/{key}`. The rule does not have to exist.
 pub(super) fn show(limiter: &ServerLimiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let rule = find_rule(limiter, &rules, target)?;
     let of = OverrideTarget::of(target.key);
-    let found = limiter.overrides().get(rule.name(), &of);
+    let found = limiter.overrides().get(target.rule, &of);
     let found = found.filter(|found| found.is_unexpired(limiter.now()));
-    match found {
-        Some(found) => {
-            let document = View::new(limiter).document(&rule, &of, &found);
-            Ok(json(StatusCode::OK, &document))
-        }
-        None => Err(none(limiter, &rule, target)),
-    }
+    let Some(found) = found else {
+        let rule = find_rule(limiter, &rules, target)?;
+        return Err(none(limiter, &rule, target));
+    };
+    let rule = limiter.overridable_rule(&rules, target.rule);
+    let listed = ListedOverride {
+        inactive: limiter.inactive_reason(rule.as_deref(), target.rule, &of, &found),
+        rule: target.rule.into(),
+        target: of,
+        found,
+    };
+    Ok(json(StatusCode::OK, &View::new(limiter).document(&listed)))
 }
 
 /// Serves `PUT /v1/overrides/{rule}/{key}`.
@@ -129,7 +134,12 @@ pub(super) async fn put(
     let replaced = replaced.map_err(change_problem)?;
     let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
     let view = View::new(limiter);
-    let mut document = view.document(&rule, &of, &new);
+    let mut document = view.document(&ListedOverride {
+        rule: rule.name().into(),
+        target: of,
+        found: new.clone(),
+        inactive: None,
+    });
     let before = replaced.as_ref().map(|replaced| view.change(replaced));
     if let Some(before) = &before {
         document["replaced"] = before.clone();
@@ -233,26 +243,32 @@ pub(super) async fn remove(
     ))
 }
 
-/// Serialises the override that applies to a key, for a document that already contains the rule.
-/// Returns `None` if no override applies.
-pub(super) fn applied(
+/// Serialises the override of a key, for a document that already contains the rule and shows the
+/// limits of requests without a plan. Returns `None` if the key has no override.
+pub(super) fn of_key(
     limiter: &ServerLimiter,
     rules: &RuleSet,
     rule: &Rule,
     key: &[u8],
 ) -> Option<Value> {
     let (target, found) = rules.overrides(rule)?.find(rule, key, limiter.now())?;
-    Some(document(limiter, &target, &found))
+    let inactive = Overrides::check_active(rule, None, &found.replacement).err();
+    let inactive = inactive.map(|error| error.to_string());
+    Some(document(limiter, &target, &found, inactive.as_deref()))
 }
 
-/// Serialises an override that applies to a key, for a document that already contains the rule and
-/// the key.
+/// Serialises the override of a key, for a document that already contains the rule, the key and the
+/// limits that apply. `inactive` is the reason why these are not the limits of the override.
 pub(super) fn document(
     limiter: &ServerLimiter,
     target: &OverrideTarget,
     found: &Override,
+    inactive: Option<&str>,
 ) -> Value {
     let mut document = View::new(limiter).change(found);
+    if let Some(inactive) = inactive {
+        document["inactive"] = inactive.into();
+    }
     if target.is_pattern() {
         document["pattern"] = target.values().collect();
     }
@@ -326,17 +342,16 @@ impl View {
         }
     }
 
-    /// Serialises an override. The field `inactive` is present only if the override is not valid
-    /// for its rule. The limits of the plan or of the rule then apply instead of the override.
-    fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
-        let mut document = self.change(found);
-        document["rule"] = json!(rule.name());
-        document["key"] = target.values().collect();
-        document["is_pattern"] = target.is_pattern().into();
+    /// Serialises an override. The field `inactive` is present only if the limits of the plan or of
+    /// the rule apply instead of the override.
+    fn document(&self, listed: &ListedOverride) -> Value {
+        let mut document = self.change(&listed.found);
+        document["rule"] = json!(listed.rule);
+        document["key"] = listed.target.values().collect();
+        document["is_pattern"] = listed.target.is_pattern().into();
         document["persistent"] = self.is_persistent.into();
-        let checked = tidegate_core::Overrides::check(rule, target, &found.replacement);
-        if let Err(problem) = checked {
-            document["inactive"] = problem.to_string().into();
+        if let Some(inactive) = &listed.inactive {
+            document["inactive"] = json!(inactive);
         }
         document
     }
