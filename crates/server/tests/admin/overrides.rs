@@ -142,6 +142,13 @@ rules: [{name: r, key: [path, ip], limits: 10/min, plan: tier}]
         let hint = hint(path, body);
         assert!(hint.starts_with(expected), "{path} {body}: {hint}");
     }
+    // The plan of a shorter pattern applied to the keys of a longer pattern.
+    let longer = "/v1/overrides/r/%2Fa%20*/*";
+    let covered = hint(longer, r#"{"limits": "2x"}"#);
+    assert!(covered.starts_with(expected), "{covered}");
+    assert_eq!(listener.ask("DELETE", longer, "").status, 200);
+    let other = hint("/v1/overrides/r/%2Fb*/*", r#"{"limits": "2x"}"#);
+    assert!(other.starts_with(lost), "{other}");
     // The plan of the pattern applied to the key.
     assert_eq!(listener.ask("DELETE", &key, "").status, 200);
     let hint = hint(&key, r#"{"limits": "3x"}"#);

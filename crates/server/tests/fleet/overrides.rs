@@ -10,11 +10,14 @@ use std::{
     time::Duration,
 };
 
+use serde_json::Value;
+use tidegate_config::Config;
 use tidegate_core::{Override, OverrideTarget, Replacement};
 use tidegate_limiter::overrides::ChangeOverrideError;
 use tidegate_redis::OverridePutResult;
 
 use crate::{
+    listeners::json,
     node::Node,
     support::{RedisCluster, RedisServer, eventually},
 };
@@ -421,6 +424,32 @@ fn a_new_server_reads_all_overrides_after_many_removals() {
     });
     set(&second, "user-7", "30/h");
     assert_eq!(second.limiter.overrides().len(), KEPT);
+}
+
+/// The second server has not read the change of the first server when it sets a factor.
+#[test]
+fn a_factor_after_a_plan_of_another_server_says_what_it_multiplies() {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let rules = "{plans: {pro: {local: 100/h}}, rules: [{name: local, key: user, limits: 10/h}]}";
+    for node in &nodes {
+        node.until_up(true);
+        node.limiter.swap_rules(Config::parse(rules).unwrap().rules);
+    }
+    let put = |node: &Node, body| {
+        let answer = json(node.open_admin(), "PUT", "/v1/overrides/local/alice", body);
+        assert_eq!(answer.0, 200, "{answer:?}");
+        answer.1["hint"].clone()
+    };
+    let [a, b] = &nodes;
+    assert_eq!(put(a, r#"{"plan": "pro"}"#), Value::Null);
+    let hint = put(b, r#"{"limits": "2x"}"#);
+    let expected =
+        "an override selected plan pro until now; the factor does not multiply its limits (100/h)";
+    assert!(
+        hint.as_str().unwrap_or_default().starts_with(expected),
+        "{hint}"
+    );
 }
 
 #[test]

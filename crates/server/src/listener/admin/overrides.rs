@@ -133,6 +133,11 @@ pub(super) async fn put(
     let replaced = limiter.set_override(&rule, &of, new.clone()).await;
     let replaced = replaced.map_err(change_problem)?;
     let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
+    // Another server may have set the replaced override after `former` was looked up.
+    let former = replaced
+        .as_ref()
+        .map(|replaced| replaced.replacement.clone())
+        .or(former);
     let view = View::new(limiter);
     let mut document = view.document(&ListedOverride {
         rule: rule.name().into(),
@@ -160,23 +165,24 @@ pub(super) async fn put(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns the limits of the override that applies to `target` now.
+/// Returns the limits of the override that applies to `target` now: its own override or, if it has
+/// none, the override of a pattern that covers it.
 fn applied_replacement(
     limiter: &ServerLimiter,
     rule: &Rule,
     target: &OverrideTarget,
 ) -> Option<Replacement> {
     let (overrides, now) = (limiter.overrides().of_rule(rule.name()), limiter.now());
-    let applied = match target {
-        OverrideTarget::Key(_) => {
-            let values: Vec<&str> = target.values().collect();
-            let key = rule.encode_key(&values).ok()?;
-            overrides.find(rule, &key, now).map(|(_, found)| found)
-        }
-        OverrideTarget::Pattern(_) => overrides.get(target),
-    };
-    let applied = applied.filter(|found| found.is_unexpired(now));
-    applied.map(|found| found.replacement)
+    let own = overrides.get(target);
+    if let Some(own) = own.filter(|own| own.is_unexpired(now)) {
+        return Some(own.replacement);
+    }
+    // A pattern that matches the text of `target`, which may be a pattern itself, matches all keys
+    // of `target`.
+    let values: Vec<&str> = target.values().collect();
+    let key = rule.encode_key(&values).ok()?;
+    let (_, found) = overrides.find(rule, &key, now)?;
+    Some(found.replacement)
 }
 
 /// Returns a hint if an override lists fewer limits than its rule has. The override replaces all
