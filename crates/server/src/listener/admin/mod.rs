@@ -410,6 +410,12 @@ where
 {
     match error {
         ChangeError::Refused(error) => refused(error),
+        ChangeError::Store(error @ StoreError::Unknown(_)) => {
+            let detail = format!(
+                "{error}; if it was, the change takes effect within a second; the request can be repeated safely"
+            );
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        }
         ChangeError::Store(error) => store_problem(error),
         ChangeError::File(_) | ChangeError::Moved(_) => {
             let detail = format!("{error}; nothing was changed");
@@ -426,4 +432,38 @@ fn store_problem(error: StoreError) -> Problem {
         _ => "nothing was done",
     };
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+    use tidegate_core::OverrideError;
+
+    use super::*;
+
+    /// Redis may have executed a change although its reply was lost.
+    #[test]
+    fn a_lost_reply_to_a_change_says_that_the_change_may_take_effect() {
+        let detail = |error: StoreError| {
+            let problem = change_problem(error.into(), |error: OverrideError| {
+                unreachable!("the change is valid: {error}")
+            });
+            let answer = problem.answer();
+            assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+            let body = answer.into_body().collect().now_or_never().unwrap();
+            let body: serde_json::Value =
+                serde_json::from_slice(&body.unwrap().to_bytes()).unwrap();
+            body["detail"].as_str().unwrap().to_owned()
+        };
+        let lost = detail(StoreError::Unknown("timeout".to_owned()));
+        let expected = "it is unknown whether the request was executed: timeout; if it was, the change takes effect \
+                        within a second; the request can be repeated safely";
+        assert!(lost.ends_with(expected), "{lost}");
+        let refused = detail(StoreError::NotExecuted("no connection".to_owned()));
+        assert!(
+            refused.ends_with("no connection; nothing was done"),
+            "{refused}"
+        );
+    }
 }
