@@ -758,16 +758,30 @@ fn a_block_that_can_never_deny_is_refused() {
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
     assert_eq!(
         String::from_utf8_lossy(&refused.stderr),
-        "tidegate: cannot block login 10.0.0.0/8: key: the listeners keep no counter and no block for a network of \
-         this size: match the network with `cidr` in the `when` of a rule; if services send the given form with \
-         `raw`, pass --raw (`\"raw\": true`)\n"
+        "tidegate: cannot block login 10.0.0.0/8: key: the listeners count single addresses, not a network of this \
+         size: block it with `tidegate block --entry ip=10.0.0.0/8 --rule login --for 1h`; if services send the given \
+         form with `raw`, pass --raw (`\"raw\": true`)\n"
+    );
+    let advised = [
+        "block",
+        "--entry",
+        "ip=10.0.0.0/8",
+        "--rule",
+        "login",
+        "--for",
+        "1h",
+    ];
+    let blocked = printed(&server.operate(&advised));
+    assert!(
+        blocked.starts_with("blocked ip=10.0.0.0/8 in rule login until"),
+        "{blocked}"
     );
     let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
     assert!(raw.starts_with("blocked login unix until"), "{raw}");
     assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
     // The block has just been created, so the note must not claim that no such block can exist.
     let network = printed(&server.operate(&["block", "login", "10.0.0.0/8", "--raw"]));
-    let note = "note: the listeners keep no counter and no block for a network of this size: only requests that \
+    let note = "note: the listeners count single addresses, not a network of this size: only requests that \
         services send with `raw` have this key; ";
     assert!(network.contains(note), "{network}");
 }

@@ -100,12 +100,28 @@ fn a_block_of_a_literal_asterisk_says_so() {
 #[test]
 fn a_key_that_no_request_has_is_refused() {
     let listener = TestListener::open();
-    for written in ["10.0.0.0%2F8", "2001:db8::%2F32"] {
-        let refused = listener.ask("PUT", &format!("/v1/blocks/r/%2Fa/{written}"), "");
-        assert_eq!(refused.status, 400, "{written}");
-        let problem = refused.problem();
-        assert!(problem.contains("no counter and no block"), "{problem}");
-        assert!(problem.contains("`cidr`"), "{problem}");
+    for (written, network) in [
+        ("10.0.0.0%2F8", "10.0.0.0/8"),
+        ("2001:db8::%2F32", "2001:db8::/32"),
+    ] {
+        for (path, shown) in [("%2Fa", "path=/a"), ("%2Fa%20%27b", "'path=/a '\\''b'")] {
+            let refused = listener.ask("PUT", &format!("/v1/blocks/r/{path}/{written}"), "");
+            assert_eq!(refused.status, 400, "{written}");
+            let expected = format!(
+                "key: the listeners count single addresses, not a network of this size: block it with `tidegate \
+                 block --entry {shown} --entry ip={network} --rule r --for 1h`; if services"
+            );
+            let problem = refused.problem();
+            assert!(problem.starts_with(&expected), "{problem}");
+        }
+        let block = format!("/v1/entry-blocks/path/%2Fa/ip/{written}?rule=r");
+        let blocked = listener.ask("PUT", &block, r#"{"for": "1h"}"#);
+        assert_eq!(blocked.status, 200, "{blocked:?}");
+        let raw = listener
+            .ask("GET", &format!("/v1/keys/r/%2Fa/{written}"), "")
+            .json();
+        let hint = raw["hint"].as_str().unwrap();
+        assert!(hint.contains("`cidr`"), "{hint}");
     }
     for (path, problem) in [
         (
@@ -305,7 +321,8 @@ fn a_key_that_fits_no_rule_is_rejected() {
         (
             "/v1/blocks/r/x/y/z",
             400,
-            "key: rule \"r\" has a key of 2 values (path, ip), got 3",
+            "key: rule \"r\" has a key of 2 values (path, ip), got 3 (x, y, z); in a URL, write a slash within a value \
+             as %2F",
         ),
         (
             "/v1/blocks/r",

@@ -281,6 +281,94 @@ fn the_count_is_that_of_the_filter() {
     }
 }
 
+/// A slash in a URL separates two values of the key.
+#[test]
+fn a_key_with_a_slash_is_refused_with_the_right_form() {
+    let listener = TestListener::open();
+    let rules =
+        "rules:\n- {name: api, key: route, limits: 5/h}\n- {name: login, key: ip, limits: 5/h}\n";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let put = |path: &str, limits: &str| {
+        let body = format!(r#"{{"limits": "{limits}"}}"#);
+        listener.ask("PUT", &format!("/v1/overrides/{path}"), &body)
+    };
+    let expected = "key: rule \"api\" has a key of 1 value (route), got 2 (orders, get); if a value contains a slash, \
+                    give it as one value: `orders/get` (in a URL: `orders%2Fget`)";
+    let path = "/v1/overrides/api/orders/get";
+    for (method, path) in [
+        ("PUT", path),
+        ("GET", path),
+        ("DELETE", path),
+        ("PUT", "/v1/blocks/api/orders/get"),
+        ("GET", "/v1/keys/api/orders/get"),
+    ] {
+        let body = if path.contains("overrides") {
+            r#"{"limits": "2x"}"#
+        } else {
+            ""
+        };
+        let refused = listener.ask(method, path, body);
+        assert_eq!(
+            (refused.status, &*refused.problem()),
+            (400, expected),
+            "{method} {path}"
+        );
+    }
+    let refused = put("api/orders/*", "2x").problem();
+    assert!(
+        refused.ends_with("`orders/*` (in a URL: `orders%2F*`)"),
+        "{refused}"
+    );
+    for path in ["api/orders%2Fget", "api/orders%2F%2A"] {
+        assert_eq!(put(path, "2x").status, 200, "{path}");
+    }
+
+    let prefix = "key: the listeners count single addresses, not a network of this size: ";
+    for (network, advice) in [
+        (
+            "203.0.113.0%2F24",
+            "override its addresses with the pattern `203.0.113.*`; if",
+        ),
+        (
+            "10.0.0.0%2F8",
+            "override its addresses with the pattern `10.*`; if",
+        ),
+        (
+            "203.0.113.0%2F25",
+            "match the network with `cidr` in the `when` of a rule; if",
+        ),
+        (
+            "2001:db8::%2F32",
+            "match the network with `cidr` in the `when` of a rule; if",
+        ),
+    ] {
+        let refused = put(&format!("login/{network}"), "2x").problem();
+        let expected = format!("{prefix}{advice}");
+        assert!(refused.starts_with(&expected), "{refused}");
+    }
+    let joined = put("login/203.0.113.0/24", "2x").problem();
+    assert!(
+        joined.ends_with("`203.0.113.0/24` (in a URL: `203.0.113.0%2F24`)"),
+        "{joined}"
+    );
+    assert_eq!(put("login/203.0.113.*", "2x").status, 200);
+    let key = listener
+        .ask("GET", "/v1/keys/login/203.0.113.77", "")
+        .json();
+    assert_eq!(key["limits"][0]["policy"], "10/h", "{key}");
+    let refused = listener
+        .ask("PUT", "/v1/blocks/login/203.0.113.0%2F24", "")
+        .problem();
+    let expected = format!(
+        "{prefix}block it with `tidegate block --entry ip=203.0.113.0/24 --rule login --for 1h`; if"
+    );
+    assert!(refused.starts_with(&expected), "{refused}");
+    let path = "/v1/entry-blocks/ip/203.0.113.0%2F24?rule=login";
+    let blocked = listener.ask("PUT", path, r#"{"for": "1h"}"#);
+    assert_eq!(blocked.status, 200, "{blocked:?}");
+}
+
 #[test]
 fn bad_overrides_are_rejected() {
     let listener = TestListener::open();

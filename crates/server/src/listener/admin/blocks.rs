@@ -19,7 +19,7 @@ use tidegate_net::{
 use super::{
     audit::Auditor,
     end::end_document,
-    path::{KeyTarget, with_hints},
+    path::{KeyTarget, Purpose, with_hints},
     query::Query,
     store_problem,
 };
@@ -102,7 +102,7 @@ pub(super) async fn put(
         spelling,
         may_shorten,
     } = read(&members, rule)?;
-    target.check(rule, spelling)?;
+    target.check(rule, spelling, Purpose::Block)?;
     // Two concurrent requests may both read the same current block. The block that is written last
     // wins.
     let replaced = limiter.block_on(&key).await.map_err(store_problem)?;

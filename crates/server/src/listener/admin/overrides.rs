@@ -29,7 +29,7 @@ use super::{
     audit::Auditor,
     end::{RequestedEnd, end_document},
     on_other_thread,
-    path::{KeyTarget, no_rule, with_hints},
+    path::{KeyTarget, Purpose, no_rule, with_hints},
     query::{Query, invalid_position},
 };
 
@@ -120,6 +120,7 @@ pub(super) async fn put(
     let of = OverrideTarget::of(target.key);
     let now = limiter.now();
     let OverrideRequest { new, spelling } = read(&object(body)?, now)?;
+    target.check_count(&rule)?;
     if !of.is_pattern() {
         rule.encode_key(target.key)?;
         // Envoy's values are not normalised.
@@ -127,7 +128,7 @@ pub(super) async fn put(
             true => Spelling::Raw,
             false => spelling,
         };
-        target.check(&rule, spelling)?;
+        target.check(&rule, spelling, Purpose::Override)?;
     }
     let former = applied_replacement(limiter, &rule, &of);
     let replaced = limiter.set_override(&rule, &of, new.clone()).await;
@@ -309,6 +310,9 @@ fn no_descriptor_rule(name: &str) -> Problem {
 
 /// Builds the 404 response for a key or a pattern that has no override of its own.
 fn none(limiter: &ServerLimiter, rule: &Rule, target: KeyTarget<'_>) -> Problem {
+    if let Err(problem) = target.check_count(rule) {
+        return problem;
+    }
     let applied = rule.encode_key(target.key).ok();
     let applied = applied.and_then(|key| {
         let overrides = limiter.overrides().of_rule(rule.name());

@@ -1,10 +1,10 @@
 //! Paths whose segments contain a rule name and key values. Each segment is percent-decoded
 //! separately, so that a value may contain a slash.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use hyper::StatusCode;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
 use tidegate_core::{Rule, RuleSet, former_key};
 use tidegate_identity::Trust;
@@ -16,6 +16,14 @@ use tidegate_net::{
 
 /// The maximum number of rule names in the error for an unknown rule.
 const MAX_NAMED: usize = 10;
+
+/// The characters that are percent-encoded in the path segments that an error shows.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'*');
 
 pub(super) struct Path(Vec<String>);
 
@@ -35,6 +43,65 @@ impl Path {
     }
 }
 
+/// What a request sets for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Block,
+    Override,
+}
+
+impl Purpose {
+    /// Describes how to set a block or an override for all addresses of `network`, a value in the
+    /// key of `target`.
+    fn of_network(self, target: &KeyTarget<'_>, rule: &Rule, network: &str) -> String {
+        match self {
+            Self::Block => {
+                let entries = target.pairs(rule);
+                let entries: String = entries
+                    .map(|(name, value)| {
+                        format!(" --entry {}", argument(&format!("{name}={value}")))
+                    })
+                    .collect();
+                let rule = argument(rule.name());
+                format!("block it with `tidegate block{entries} --rule {rule} --for 1h`")
+            }
+            Self::Override => match address_pattern(network) {
+                Some(pattern) => format!("override its addresses with the pattern `{pattern}`"),
+                None => LIMIT_NETWORK.to_owned(),
+            },
+        }
+    }
+}
+
+/// Quotes `text` for a shell, if necessary.
+pub(super) fn argument(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:=@%+,".contains(c);
+    if text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    let quoted = text.replace('\'', "'\\''");
+    let quoted: String = quoted.chars().filter(|c| !c.is_control()).collect();
+    format!("'{quoted}'")
+}
+
+/// Advice for a network without a pattern that matches exactly its addresses.
+const LIMIT_NETWORK: &str = "match the network with `cidr` in the `when` of a rule";
+
+/// Returns the pattern that matches exactly the addresses of `network`, an IPv4 network of size /8,
+/// /16 or /24.
+fn address_pattern(network: &str) -> Option<String> {
+    let (address, bits) = network.split_once('/')?;
+    let octets = address.parse::<Ipv4Addr>().ok()?.octets();
+    let fixed = match bits {
+        "8" => 1,
+        "16" => 2,
+        "24" => 3,
+        _ => return None,
+    };
+    let fixed: Vec<String> = octets.iter().take(fixed).map(u8::to_string).collect();
+    Some(format!("{}.*", fixed.join(".")))
+}
+
 /// The rule and the key in the path of a request.
 #[derive(Clone, Copy)]
 pub(super) struct KeyTarget<'a> {
@@ -49,7 +116,34 @@ impl KeyTarget<'_> {
     pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
         let rule = rules.rule(self.rule);
         let rule = rule.ok_or_else(|| no_rule(rules, self.rule, self.key))?;
+        self.check_count(rule)?;
         Ok((rule, rule.encode_key(self.key)?))
+    }
+
+    /// Rejects a key with too many values for `rule`. The error says how to write a value that
+    /// contains a slash, because a slash in a path separates two values.
+    pub(super) fn check_count(&self, rule: &Rule) -> Result<(), Problem> {
+        let (own, given) = (rule.key().len(), self.key.len());
+        if own == 0 || given <= own {
+            return Ok(());
+        }
+        let advice = match own {
+            1 => {
+                let value = self.key.join("/");
+                let in_url = utf8_percent_encode(&value, SEGMENT);
+                format!(
+                    "if a value contains a slash, give it as one value: `{}` (in a URL: `{in_url}`)",
+                    shown(&value)
+                )
+            }
+            _ => "in a URL, write a slash within a value as %2F".to_owned(),
+        };
+        let values = shown(&self.key.join(", "));
+        let problem = format!(
+            "{}, got {given} ({values}); {advice}",
+            rule.key_description()
+        );
+        Err(Problem::bad("key", problem))
     }
 
     /// Works like [`Self::find`], for the key of a block. If no active rule has such a key, returns
@@ -74,9 +168,20 @@ impl KeyTarget<'_> {
     /// Rejects a key that no request can have, because a block on the key would deny nothing.
     /// [`Spelling::Raw`] also permits values that the listeners never produce, because services
     /// that send raw entries may use any value.
-    pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
+    pub(super) fn check(
+        &self,
+        rule: &Rule,
+        spelling: Spelling,
+        purpose: Purpose,
+    ) -> Result<(), Problem> {
         let foreign = || match spelling {
-            Spelling::Normalized => Some(self.foreign_value(rule)?.refusal()),
+            Spelling::Normalized => {
+                let mut foreign = self.foreign_value(rule)?;
+                if let Some(network) = &foreign.network {
+                    foreign.instead = purpose.of_network(self, rule, network);
+                }
+                Some(foreign.refusal())
+            }
             Spelling::Raw => None,
         };
         match self.contradiction(rule).or_else(foreign) {
@@ -128,6 +233,7 @@ impl KeyTarget<'_> {
                     problem: format!("`{value}` is a hash, which lists show in place of the value"),
                     instead: "use the value itself".to_owned(),
                     has_normalized_form: false,
+                    network: None,
                 });
             }
             let normalized = match name {
@@ -150,18 +256,20 @@ impl KeyTarget<'_> {
                     ),
                     instead: "use the normalised form".to_owned(),
                     has_normalized_form: true,
+                    network: None,
                 }),
                 Err("path") => Some(ForeignValue {
                     problem: "the listeners reject a path with the segments `.` or `..`".to_owned(),
                     instead: "use the resolved path".to_owned(),
                     has_normalized_form: false,
+                    network: None,
                 }),
                 Err(_) if is_network(value) => Some(ForeignValue {
-                    problem:
-                        "the listeners keep no counter and no block for a network of this size"
-                            .to_owned(),
-                    instead: "match the network with `cidr` in the `when` of a rule".to_owned(),
+                    problem: "the listeners count single addresses, not a network of this size"
+                        .to_owned(),
+                    instead: LIMIT_NETWORK.to_owned(),
                     has_normalized_form: false,
+                    network: Some(value.to_owned()),
                 }),
                 Err(_) => Some(not_an_address(rule, name, value)),
             }
@@ -209,6 +317,8 @@ struct ForeignValue {
     instead: String,
     /// Whether the listeners normalise the value to another form.
     has_normalized_form: bool,
+    /// The value, if it is a network.
+    network: Option<String>,
 }
 
 impl ForeignValue {
@@ -287,5 +397,6 @@ fn not_an_address(rule: &Rule, name: &str, value: &str) -> ForeignValue {
             key.join(", ")
         ),
         has_normalized_form: false,
+        network: None,
     }
 }
