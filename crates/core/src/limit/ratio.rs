@@ -156,6 +156,43 @@ pub struct Factor {
 impl Factor {
     const MAX_THOUSANDTHS: u32 = 1_000_000;
 
+    /// Returns whether `text` is probably meant as a factor and not as a limit, even if it is
+    /// malformed: `2x`, `x2` or `200%`.
+    #[must_use]
+    pub fn is_meant(text: &str) -> bool {
+        let text = text.trim();
+        let is_marked = text.ends_with(['x', 'X', '\u{d7}', '%'])
+            || text.starts_with(['x', 'X', '\u{d7}', '*']);
+        is_marked && !text.contains('/')
+    }
+
+    /// Returns the factor that the malformed `text` probably means: `2x` for `x2`, `2X` or `200%`,
+    /// and `1.5x` for `+50%`.
+    fn probably_meant(text: &str) -> Option<Self> {
+        const MAX_BYTES: usize = 32;
+        const SIGNS: [char; 4] = ['x', 'X', '\u{d7}', '*'];
+        if text.len() > MAX_BYTES {
+            return None;
+        }
+        let text: String = text.split_whitespace().collect();
+        let text = text.replace(',', ".");
+        let thousandths = match text.strip_suffix('%') {
+            None => thousandths(text.trim_matches(SIGNS))?,
+            Some(percent) => {
+                let number = percent.trim_start_matches(['+', '-']);
+                // The number of percent in thousandths is 100 times the factor in thousandths.
+                let exact = thousandths(number).filter(|number| number.is_multiple_of(100))?;
+                match percent.chars().next()? {
+                    '+' => (exact / 100).checked_add(1_000)?,
+                    '-' => 1_000_u32.checked_sub(exact / 100)?,
+                    _ => exact / 100,
+                }
+            }
+        };
+        let is_valid = (1..=Self::MAX_THOUSANDTHS).contains(&thousandths);
+        is_valid.then_some(Self { thousandths })
+    }
+
     /// Returns `limit` multiplied by this factor. Rates are scaled exactly, if possible, and counts
     /// are rounded down. A count above 0 is never rounded down to 0.
     ///
@@ -172,26 +209,37 @@ impl FromStr for Factor {
 
     fn from_str(text: &str) -> Result<Self, LimitError> {
         let wrong = || {
+            let meant = Self::probably_meant(text).map(|meant| format!("; write {meant}"));
             let problem = format!(
                 "expected a factor from 0.001x to 1000x with at most three decimal places, such as 2x or \
-                 0.5x, got \"{}\"",
-                text.escape_debug()
+                 0.5x, got \"{}\"{}",
+                text.escape_debug(),
+                meant.unwrap_or_default()
             );
             LimitError::new("factor", problem)
         };
         let number = text.strip_suffix('x').ok_or_else(wrong)?;
-        let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
-        let is_number =
-            |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-        if !is_number(whole) || !is_number(decimals) || decimals.len() > 3 {
+        let has_digits = |digits: &str| !digits.is_empty();
+        if !number.split('.').all(has_digits) {
             return Err(wrong());
         }
-        let thousandths = format!("{whole}{decimals:0<3}").parse::<u32>();
-        match thousandths {
-            Ok(thousandths @ 1..=Self::MAX_THOUSANDTHS) => Ok(Self { thousandths }),
+        match thousandths(number) {
+            Some(thousandths @ 1..=Self::MAX_THOUSANDTHS) => Ok(Self { thousandths }),
             _ => Err(wrong()),
         }
     }
+}
+
+/// Parses a decimal number with at most three decimal places, in thousandths. The number may begin
+/// or end with the point.
+fn thousandths(number: &str) -> Option<u32> {
+    let (whole, decimals) = number.split_once('.').unwrap_or((number, ""));
+    let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
+    let has_digits = !whole.is_empty() || !decimals.is_empty();
+    if !has_digits || !is_number(whole) || !is_number(decimals) || decimals.len() > 3 {
+        return None;
+    }
+    format!("{whole}{decimals:0<3}").parse().ok()
 }
 
 impl fmt::Display for Factor {
@@ -249,6 +297,48 @@ mod tests {
         ] {
             let error = text.parse::<Factor>().unwrap_err();
             assert_eq!(error.field, "factor", "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_malformed_factor_is_corrected() {
+        for (text, meant) in [
+            ("x2", "2x"),
+            ("X2", "2x"),
+            ("*2", "2x"),
+            ("2X", "2x"),
+            ("2 x", "2x"),
+            ("2\u{d7}", "2x"),
+            (".5x", "0.5x"),
+            ("1.x", "1x"),
+            ("0,5x", "0.5x"),
+            ("200%", "2x"),
+            ("0.1%", "0.001x"),
+            ("+50%", "1.5x"),
+            ("-20 %", "0.8x"),
+        ] {
+            assert!(Factor::is_meant(text), "{text}");
+            let problem = text.parse::<Factor>().unwrap_err().problem;
+            let advice = format!("got \"{text}\"; write {meant}");
+            assert!(problem.ends_with(&advice), "{problem}");
+            assert!(meant.parse::<Factor>().is_ok(), "{meant}");
+        }
+        for text in [
+            "x",
+            "1001x",
+            "0%",
+            "0.01%",
+            "-100%",
+            "-200%",
+            "999999999999%",
+            "x2x3",
+        ] {
+            assert!(Factor::is_meant(text), "{text}");
+            let problem = text.parse::<Factor>().unwrap_err().problem;
+            assert!(problem.ends_with(&format!("got \"{text}\"")), "{problem}");
+        }
+        for text in ["20/min", "10/max", "2", "5 at once", "5x/min", "double"] {
+            assert!(!Factor::is_meant(text), "{text}");
         }
     }
 

@@ -281,6 +281,59 @@ fn the_count_is_that_of_the_filter() {
     }
 }
 
+/// The error for limits that cannot be listed names two other ways, and both work.
+#[test]
+fn a_rule_with_rates_and_slots_is_overridden_by_a_factor_or_a_plan() {
+    let listener = TestListener::open();
+    let rule =
+        |name: &str, limits: &str| format!("  - {{name: {name}, key: user, limits: [{limits}]}}\n");
+    let slots = "{algorithm: concurrency, limit: 5}";
+    let rules = format!(
+        "plans: {{pro: {{mixed: [100/s, {{algorithm: concurrency, limit: 50}}]}}}}\nrules:\n{}{}{}",
+        rule("mixed", &format!("10/s, {slots}")),
+        rule("slots-first", &format!("{slots}, 10/s")),
+        rule("slots", slots),
+    );
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let put =
+        |rule: &str, body: &str| listener.ask("PUT", &format!("/v1/overrides/{rule}/alice"), body);
+    let factor = "which an override cannot list; write a factor such as 2x, which multiplies all of them, or";
+    for limits in [
+        r#""20/s""#,
+        r#""10 at once""#,
+        r#"["20/s", "10 at once"]"#,
+        r#""20""#,
+    ] {
+        let body = format!(r#"{{"limits": {limits}}}"#);
+        let refused = put("mixed", &body);
+        assert_eq!(refused.status, 400, "{refused:?}");
+        let expected = format!(
+            "limits: rule \"mixed\" has both rates and slots (10/s, 5 at once), {factor} select a plan of the rule (pro)"
+        );
+        assert_eq!(refused.problem(), expected, "{limits}");
+        let expected = format!(
+            "limits: rule \"slots-first\" has both rates and slots (5 at once, 10/s), {factor} add a plan for the \
+             rule to the rules file (`plans`), and select it"
+        );
+        assert_eq!(put("slots-first", &body).problem(), expected, "{limits}");
+    }
+    for (rule, body, policies) in [
+        ("mixed", r#"{"limits": "2x"}"#, ["20/s", "10 at once"]),
+        ("mixed", r#"{"plan": "pro"}"#, ["100/s", "50 at once"]),
+        ("slots-first", r#"{"limits": "2x"}"#, ["10 at once", "20/s"]),
+    ] {
+        assert_eq!(put(rule, body).status, 200, "{rule} {body}");
+        let key = listener
+            .ask("GET", &format!("/v1/keys/{rule}/alice"), "")
+            .json();
+        for (limit, policy) in key["limits"].as_array().unwrap().iter().zip(policies) {
+            assert_eq!(limit["policy"], policy, "{key}");
+        }
+    }
+    assert_eq!(put("slots", r#"{"limits": "10 at once"}"#).status, 200);
+}
+
 /// A slash in a URL separates two values of the key.
 #[test]
 fn a_key_with_a_slash_is_refused_with_the_right_form() {
@@ -367,6 +420,63 @@ fn a_key_with_a_slash_is_refused_with_the_right_form() {
     let path = "/v1/entry-blocks/ip/203.0.113.0%2F24?rule=login";
     let blocked = listener.ask("PUT", path, r#"{"for": "1h"}"#);
     assert_eq!(blocked.status, 200, "{blocked:?}");
+}
+
+#[test]
+fn a_mistake_in_an_override_is_refused_with_the_right_form() {
+    let listener = TestListener::open();
+    for (path, body, problem) in [
+        (
+            KEY,
+            r#"{"limits": "x2"}"#,
+            "limits: expected a factor from 0.001x to 1000x with at most three decimal places, such as 2x or 0.5x, \
+             got \"x2\"; write 2x",
+        ),
+        (
+            KEY,
+            r#"{"limits": ["200%"]}"#,
+            "limits: expected a factor from 0.001x to 1000x with at most three decimal places, such as 2x or 0.5x, \
+             got \"200%\"; write 2x",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2"}"#,
+            "limits: \"2\": expected a rate such as 20/min or 5/10s, got \"2\"; the period is missing: write 2/s, \
+             2/min or 2/h; to multiply the limits, write 2x",
+        ),
+        (
+            KEY,
+            r#"{"factor": "2x"}"#,
+            "factor: unknown field; give the factor as `limits`, such as \"limits\": \"2x\"",
+        ),
+        (
+            KEY,
+            r#"{"limits": "10/h, 100/s burst 20"}"#,
+            "limits: \"10/h, 100/s burst 20\" contains several limits; give each of them separately: --limit 10/h \
+             --limit '100/s burst 20' (`\"limits\": [\"10/h\", \"100/s burst 20\"]`)",
+        ),
+        (
+            KEY,
+            r#"{"limits": ["10/h 20/d"]}"#,
+            "limits: \"10/h 20/d\" contains several limits; give each of them separately: --limit 10/h --limit 20/d \
+             (`\"limits\": [\"10/h\", \"20/d\"]`)",
+        ),
+        (
+            "r/a/b/c",
+            r#"{"limits": "2x"}"#,
+            "key: rule \"r\" has a key of 2 values (path, ip), got 3 (a, b, c); in a URL, write a slash within a \
+             value as %2F",
+        ),
+    ] {
+        let answer = listener.ask("PUT", &format!("/v1/overrides/{path}"), body);
+        assert_eq!(
+            (answer.status, &*answer.problem()),
+            (400, problem),
+            "{body}"
+        );
+    }
+    let list = listener.ask("GET", "/v1/overrides", "").json();
+    assert_eq!(list["count"], 0, "nothing was changed");
 }
 
 #[test]

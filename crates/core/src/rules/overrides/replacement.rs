@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     eval::{Charge, Limits},
-    limit::{Factor, Limit, bounds},
+    limit::{Algorithm, Factor, Limit, bounds},
     rules::{Rule, RuleError, rule::is_charged},
 };
 
@@ -52,10 +52,18 @@ impl Replacement {
         let limits: Vec<Limit> = match self {
             Self::Plan(name) => return rule.plan(name).map(Arc::clone),
             Self::Limits(texts) => {
+                check_listable(rule)?;
                 let like = rule.limits().first();
                 let parse = |text: &str| {
                     Limit::parse_like(text, like).map_err(|error| {
-                        RuleError::new("limits", format!("\"{text}\": {}", error.problem))
+                        let problem = format!("\"{text}\": {}", error.problem);
+                        let problem = match format!("{text}x").parse::<Factor>() {
+                            Ok(factor) => {
+                                format!("{problem}; to multiply the limits, write {factor}")
+                            }
+                            Err(_) => problem,
+                        };
+                        RuleError::new("limits", problem)
                     })
                 };
                 texts
@@ -75,6 +83,32 @@ impl Replacement {
         };
         rule.compile_other(limits).map(Arc::new)
     }
+}
+
+/// The maximum number of plans that an error names.
+const MAX_NAMED: usize = 20;
+
+/// Rejects limits in short notation for a rule with both rates and slots. All limits of an override
+/// have the algorithm of the rule's first limit, so an override cannot contain both.
+fn check_listable(rule: &Rule) -> Result<(), RuleError> {
+    let limits = rule.limits();
+    let mut algorithms = limits.iter().map(Limit::algorithm);
+    if !rule.has_slots() || algorithms.all(|own| matches!(own, Algorithm::Concurrency { .. })) {
+        return Ok(());
+    }
+    let policies: Vec<&str> = limits.iter().map(|limit| &**limit.policy()).collect();
+    let plans: Vec<&str> = rule.plans().map(|(name, _)| name).take(MAX_NAMED).collect();
+    let plan = match plans.as_slice() {
+        [] => "add a plan for the rule to the rules file (`plans`), and select it".to_owned(),
+        plans => format!("select a plan of the rule ({})", plans.join(", ")),
+    };
+    let problem = format!(
+        "rule \"{}\" has both rates and slots ({}), which an override cannot list; write a factor such as 2x, \
+         which multiplies all of them, or {plan}",
+        rule.name(),
+        policies.join(", ")
+    );
+    Err(RuleError::new("limits", problem))
 }
 
 impl fmt::Display for Replacement {

@@ -43,6 +43,7 @@ mod entry_blocks;
 mod events;
 mod explain;
 mod keys;
+mod override_limits;
 mod overrides;
 mod path;
 mod preview;

@@ -6,9 +6,8 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    LimitError, Limits, Override, OverrideError, OverrideTarget, Overrides, Replacement, Rule,
-    RuleSet, Timestamp,
-    bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
+    Limits, Override, OverrideError, OverrideTarget, Overrides, Replacement, Rule, RuleSet,
+    Timestamp, bounds::MAX_REASON_BYTES,
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -28,7 +27,7 @@ use tidegate_net::{
 use super::{
     audit::Auditor,
     end::{RequestedEnd, end_document},
-    on_other_thread,
+    on_other_thread, override_limits,
     path::{KeyTarget, Purpose, no_rule, with_hints},
     query::{Query, invalid_position},
 };
@@ -392,7 +391,7 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
     };
     for (name, value) in members {
         match (&**name, value) {
-            ("limits", value) => set(limits(value)?)?,
+            ("limits", value) => set(override_limits::read(value)?)?,
             ("plan", Json::Text(plan)) => set(Replacement::Plan((**plan).into()))?,
             ("for", Json::Text(text)) => end.read_for(text, now)?,
             ("until", Json::Text(text)) => end.read_until(text, now)?,
@@ -416,6 +415,11 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
                     format!("expected a string, got {other}"),
                 ));
             }
+            ("factor", _) => {
+                let problem =
+                    "unknown field; give the factor as `limits`, such as \"limits\": \"2x\"";
+                return Err(Problem::bad("factor", problem));
+            }
             _ => {
                 let known = ["limits", "plan", "for", "until", "reason", "raw"];
                 let problem = format!("unknown field; {}", advice(name, &known));
@@ -435,48 +439,4 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
         },
         spelling,
     })
-}
-
-/// Reads `limits`: a limit, a list of limits, or a factor.
-fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
-    let wrong = |field: &str, value: &Json<'_>| {
-        let problem = format!(
-            "expected a string, got {value}; give `limits` as a limit such as \"200/min\" or a factor such as \"2x\", \
-             or as a list of limits such as [\"10/s\", \"200/min\"]"
-        );
-        Problem::bad(field, problem)
-    };
-    let texts: Vec<&str> = match value {
-        Json::Text(text) => vec![text],
-        Json::List(items) => {
-            let texts = items.iter().enumerate().map(|(at, item)| match item {
-                Json::Text(text) => Ok(&**text),
-                _ => Err(wrong(&format!("limits[{at}]"), item)),
-            });
-            texts.collect::<Result<_, _>>()?
-        }
-        _ => return Err(wrong("limits", value)),
-    };
-    // No limit ends with an `x`.
-    if let Some(factor) = texts.iter().find(|text| text.ends_with(['x', 'X'])) {
-        let factor = factor.parse();
-        let factor = factor.map_err(|error: LimitError| Problem::bad("limits", error.problem))?;
-        return match texts.len() {
-            1 => Ok(Replacement::Factor(factor)),
-            _ => Err(Problem::bad(
-                "limits",
-                "a factor must be the only item of the list",
-            )),
-        };
-    }
-    if texts.len() > MAX_LIMITS_PER_RULE {
-        let problem = format!(
-            "{} limits exceed the maximum of {MAX_LIMITS_PER_RULE}",
-            texts.len()
-        );
-        return Err(Problem::bad("limits", problem));
-    }
-    Ok(Replacement::Limits(
-        texts.into_iter().map(Box::from).collect(),
-    ))
 }
