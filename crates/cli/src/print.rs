@@ -342,7 +342,10 @@ pub(crate) fn overrides(overrides: &Value) -> String {
                 false => "until removed".to_owned(),
             };
             vec![
-                rule_of(found),
+                match long_inactive_reason(found) {
+                    Some(_) => format!("{} (inactive)", text(&found["rule"])),
+                    None => rule_of(found),
+                },
                 joined(&found["key"]),
                 replacement(found),
                 or_removed(wait(&found["left_ms"])),
@@ -358,6 +361,12 @@ pub(crate) fn overrides(overrides: &Value) -> String {
         true => "no overrides\n".to_owned(),
         false => headed(&head, rows),
     };
+    for found in list(&overrides["overrides"]) {
+        if let Some(inactive) = long_inactive_reason(found) {
+            let inactive = printable(inactive);
+            let _ = writeln!(out, "note: {} is inactive: {inactive}", key(found));
+        }
+    }
     if list(&overrides["overrides"]).any(|found| found["inactive"].is_string()) {
         out.push_str("note: where an override is inactive, the limits of the plan or of the rule apply; remove it with `tidegate override RULE KEY --remove`, or restore the rule\n");
     }
@@ -368,6 +377,13 @@ pub(crate) fn overrides(overrides: &Value) -> String {
         out.push_str("note: these overrides are lost when the server restarts; set `store.memory.snapshot` to keep them\n");
     }
     out
+}
+
+/// Returns why an override is inactive, if the reason is too long for a column of the table.
+fn long_inactive_reason(found: &Value) -> Option<&str> {
+    const MAX_IN_COLUMN: usize = 40;
+    let inactive = found["inactive"].as_str()?;
+    (inactive.len() > MAX_IN_COLUMN).then_some(inactive)
 }
 
 /// Formats the rule of a block. If the block is inactive, adds the reason.
@@ -995,6 +1011,13 @@ mod tests {
             printed.contains("remove it with `tidegate override RULE KEY --remove`"),
             "{printed}"
         );
+        let long = "limits: \"10 at once\": the limit 10/min has the algorithm sliding_window_log";
+        let printed = list(json!(long));
+        let mut lines = printed.lines();
+        let row = lines.nth(1).unwrap_or_default();
+        assert!(row.starts_with("former (inactive)  acme  2x"), "{printed}");
+        let note = format!("note: former acme is inactive: {long}");
+        assert_eq!(lines.next(), Some(&*note));
         assert!(!list(Value::Null).contains("inactive"));
     }
 
