@@ -461,6 +461,13 @@ fn a_mistake_in_an_override_is_refused_with_the_right_form() {
             "limits: \"10/h 20/d\" contains several limits; give each of them separately: --limit 10/h --limit 20/d \
              (`\"limits\": [\"10/h\", \"20/d\"]`)",
         ),
+        // From `tidegate override r a b --limit 10/h 20/d`.
+        (
+            "r/a/b/20%2Fd",
+            r#"{"limits": "10/h"}"#,
+            "key: rule \"r\" has a key of 2 values (path, ip), got 3 (a, b, 20/d); to give several limits, write \
+             --limit before each of them: --limit 20/d",
+        ),
         (
             "r/a/b/c",
             r#"{"limits": "2x"}"#,

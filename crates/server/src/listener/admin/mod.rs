@@ -50,6 +50,7 @@ mod preview;
 mod query;
 mod reload;
 mod rules;
+mod shell;
 mod status;
 mod top;
 mod traffic;

@@ -3,7 +3,7 @@
 use tidegate_core::{Factor, LimitError, Replacement, bounds::MAX_LIMITS_PER_RULE};
 use tidegate_net::{Problem, input::shown, json::Json};
 
-use super::path::argument;
+use super::shell::argument;
 
 /// Reads `limits`.
 pub(super) fn read(value: &Json<'_>) -> Result<Replacement, Problem> {
@@ -78,7 +78,7 @@ fn several_limits(text: &str) -> Option<String> {
 }
 
 /// Returns whether `text` begins like a limit: a count and a period, or a number of slots.
-fn is_limit(text: &str) -> bool {
+pub(super) fn is_limit(text: &str) -> bool {
     let rest = text.trim_start_matches(|first: char| first.is_ascii_digit());
     let has_count = rest.len() < text.len();
     has_count && (rest.starts_with('/') || rest.trim_start() == "at once")

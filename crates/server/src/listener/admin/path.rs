@@ -14,6 +14,8 @@ use tidegate_net::{
     input::{nearest, shown},
 };
 
+use super::{override_limits::is_limit, shell::argument};
+
 /// The maximum number of rule names in the error for an unknown rule.
 const MAX_NAMED: usize = 10;
 
@@ -73,17 +75,6 @@ impl Purpose {
     }
 }
 
-/// Quotes `text` for a shell, if necessary.
-pub(super) fn argument(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:=@%+,".contains(c);
-    if text.chars().all(is_plain) {
-        return text.to_owned();
-    }
-    let quoted = text.replace('\'', "'\\''");
-    let quoted: String = quoted.chars().filter(|c| !c.is_control()).collect();
-    format!("'{quoted}'")
-}
-
 /// Advice for a network without a pattern that matches exactly its addresses.
 const LIMIT_NETWORK: &str = "match the network with `cidr` in the `when` of a rule";
 
@@ -127,8 +118,13 @@ impl KeyTarget<'_> {
         if own == 0 || given <= own {
             return Ok(());
         }
-        let advice = match own {
-            1 => {
+        let mut surplus = self.key.iter().skip(own);
+        let advice = match surplus.find(|value| is_limit(value)) {
+            Some(limit) => format!(
+                "to give several limits, write --limit before each of them: --limit {}",
+                shown(limit)
+            ),
+            None if own == 1 => {
                 let value = self.key.join("/");
                 let in_url = utf8_percent_encode(&value, SEGMENT);
                 format!(
@@ -136,7 +132,7 @@ impl KeyTarget<'_> {
                     shown(&value)
                 )
             }
-            _ => "in a URL, write a slash within a value as %2F".to_owned(),
+            None => "in a URL, write a slash within a value as %2F".to_owned(),
         };
         let values = shown(&self.key.join(", "));
         let problem = format!(
