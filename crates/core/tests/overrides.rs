@@ -370,6 +370,28 @@ fn the_multiplied_limits_of_each_plan_are_compiled_once() {
 }
 
 /// Candidate rules decide the same requests as the active rules, and may have fewer plans.
+/// A charge that may outlive its request refers to the compiled limits of its pattern, and has no
+/// copy of them, although an override of its key has ended and is still stored.
+#[test]
+fn a_charge_refers_to_the_limits_of_its_pattern_after_an_override_of_its_key() {
+    let mut fixture = Fixture::new(vec![api()]);
+    fixture.set(&["*"], replacement(&["20/min"]));
+    let mut brief = lasting(replacement(&["30/min"]));
+    brief.until = Some(START.after(Span::from_secs(10)));
+    let target = OverrideTarget::of(&["acme"]);
+    let set = fixture.overrides.set("api", &target, brief, START);
+    set.unwrap();
+    fixture.now = START.after(Span::from_secs(20));
+    let limits = || {
+        let request = Request::new(&[("customer", "acme")], Cost::ONE).unwrap();
+        let mut scratch = Scratch::default();
+        let rules = &fixture.rules;
+        let charges = rules.charges(&request, fixture.now, &mut scratch).unwrap();
+        rules.limits_of(&charges[0])
+    };
+    assert!(Arc::ptr_eq(&limits(), &limits()));
+}
+
 #[test]
 fn candidate_rules_with_fewer_plans_keep_the_multiplied_limits_of_the_active_rules() {
     let names: Vec<String> = (1..=10).map(|at| format!("plan-{at}")).collect();

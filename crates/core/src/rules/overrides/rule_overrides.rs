@@ -186,10 +186,12 @@ impl RuleOverrides {
     ) -> Option<Arc<Limits>> {
         let (_, bytes) = key::split(charge.key)?;
         let (hash, buffers) = (self.hash(bytes), &mut LookupBuffers::default());
-        // At this time, no override has expired.
+        // At this time, no override has expired. An override of the key that had ended when the
+        // charge was made does not contain its limits, so the limits are those of a pattern.
         let now = Timestamp::default();
         let limits = |compiled: &CompiledReplacement| compiled.limits_of(charge);
         self.find_limits(rule, bytes, Some(hash), now, buffers, limits)
+            .or_else(|| self.find_limits(rule, bytes, None, now, buffers, limits))
     }
 
     /// Returns the limits of the override for the key of `rule` with these `values`, if there is
