@@ -224,6 +224,14 @@ impl ChangedUnits {
         )
     }
 
+    /// Takes note that the former limits are unknown after a restart. The state of a window that
+    /// began with a request contains only its end, so the window may begin when it is converted.
+    pub(crate) fn forget_starts(&mut self) {
+        for entry in &mut self.entries {
+            entry.at = entry.at.max(entry.most_until);
+        }
+    }
+
     /// Forgets all units, because of a reset.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();

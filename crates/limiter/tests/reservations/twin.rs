@@ -578,6 +578,13 @@ impl Key {
             }
             _ => None,
         };
+        // A renewal does not convert the state, which has the lease of the latest request. If
+        // several reloads have changed the lease, it may be shorter than that of the reservation.
+        let state_lease = match self.terms.is_unknown {
+            true => self.kind.window(Change::Shorter),
+            false => self.kind.window(self.terms.latest),
+        };
+        let until = until.min(now + state_lease);
         let (id, units, longest) = (charge.position, charge.units, now + self.longest_lease);
         let is_swapped = charge.change == Change::Swapped;
         match expected.unwrap_or(is_renewed) {
@@ -764,12 +771,9 @@ impl Twin {
         leases.map(|key| key.kind.window(key.change)).min()
     }
 
-    /// Returns the number of units of a charge that a final cost refunds.
+    /// Returns the number of units of a charge that a final cost does not use.
     fn unused(&self, charge: &Charge, final_cost: u64) -> u64 {
-        let key = &self.keys[charge.key];
-        match key.kind {
-            // Slots are always released.
-            _ if key.holds_slots(charge) => charge.units,
+        match self.keys[charge.key].kind {
             // The rule has a fixed cost.
             Kind::Slots if final_cost > 0 => 0,
             _ => charge.units.saturating_sub(final_cost),
@@ -781,7 +785,11 @@ impl Twin {
         held.end = Some(end);
         let (at, charges) = (held.at, held.charges.clone());
         for charge in charges {
-            let unused = self.unused(&charge, final_cost);
+            let unused = match self.keys[charge.key].holds_slots(&charge) {
+                // Slots are always released.
+                true => charge.units,
+                false => self.unused(&charge, final_cost),
+            };
             self.keys[charge.key].refund(charge, unused, at, self.now);
         }
     }
@@ -948,13 +956,18 @@ impl Twin {
         // A snapshot does not contain the rules.
         for (key, before) in self.keys.iter_mut().zip(keys) {
             key.change(before.change, now);
-            key.highest_most = before.highest_most;
+            key.highest_most = key.highest_most.max(before.highest_most);
             key.longest_lease = key.longest_lease.max(before.longest_lease);
             if key.has_changed() {
                 // A snapshot contains neither the former limits nor the conversions.
                 key.terms.forget();
                 key.shape.forget();
                 key.is_unknown = key.kind.is_bucket();
+                if let Some(changed) = &mut key.changed
+                    && key.kind == Kind::FirstRequest
+                {
+                    changed.forget_starts();
+                }
             }
         }
         for held in &mut self.held {
