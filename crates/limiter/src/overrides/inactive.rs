@@ -44,7 +44,8 @@ impl InactiveOverrides {
 impl ServerLimiter {
     /// Counts the overrides that do not apply under the current rules, or only to some plans.
     /// Visits all overrides, and checks each distinct factor of a rule for each of its plans. This
-    /// can take seconds, so it must not be called on a thread that decides requests.
+    /// can take minutes for a million factors and many plans, so it must not be called on a thread
+    /// that decides requests.
     #[must_use]
     pub fn inactive_overrides(&self) -> InactiveOverrides {
         let rules = self.rules();

@@ -73,8 +73,8 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
 
 /// Returns the JSON document of a verdict and its reservation.
 fn body_with(verdict: &Verdict<'_>, reservation: &Reservation) -> Vec<u8> {
-    let room = reservation.token.len() + RESERVATION_JSON_BYTES;
-    let mut body = verdict::body_with_room(verdict, RuleNames::Shown, room);
+    let extra = reservation.token.len() + RESERVATION_JSON_BYTES;
+    let mut body = verdict::body_with_capacity(verdict, RuleNames::Shown, extra);
     body.pop();
     body.push(b',');
     push_reservation(&mut body, reservation);

@@ -15,13 +15,13 @@ const USUAL_BYTES: usize = 512;
 /// If `names` is `Hidden`, rule names and shadow limits are omitted, because clients are not
 /// allowed to see them.
 pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
-    body_with_room(verdict, names, 0)
+    body_with_capacity(verdict, names, 0)
 }
 
-/// Returns the document like [`body`], with room for `more` bytes that the caller appends.
-pub(super) fn body_with_room(verdict: &Verdict<'_>, names: RuleNames, more: usize) -> Vec<u8> {
+/// Returns the document like [`body`], with capacity for `extra` bytes that the caller appends.
+pub(super) fn body_with_capacity(verdict: &Verdict<'_>, names: RuleNames, extra: usize) -> Vec<u8> {
     let leading: Option<&Outcome> = verdict.leading().map(|line| &line.outcome);
-    let mut json = Writer(Vec::with_capacity(USUAL_BYTES + more));
+    let mut json = Writer(Vec::with_capacity(USUAL_BYTES + extra));
     json.raw(r#"{"allowed":"#).truth(verdict.allowed);
     if let Some(reason) = verdict.reason {
         json.raw(r#","reason":"#).plain(reason.as_str());
