@@ -119,7 +119,8 @@ impl ChangedUnits {
                 entry.least_until = entry.least_until.min(now);
                 continue;
             }
-            if kind.window(former) == window {
+            // Before a swap, these units may have had another window.
+            if former != Change::Swapped && kind.window(former) == window {
                 continue;
             }
             let (least, most) = match kind {
@@ -158,12 +159,15 @@ impl ChangedUnits {
         (least.saturating_sub(self.stray), most)
     }
 
-    /// Refunds `units` of the charge `id`.
-    pub(crate) fn refund(&mut self, id: u64, units: u64) {
-        if let Some(entry) = self.find(id) {
-            entry.least = entry.least.saturating_sub(units);
-            entry.most = entry.most.saturating_sub(units);
-        }
+    /// Refunds `units` of the charge `id`. Returns the units that the charge may no longer have.
+    pub(crate) fn refund(&mut self, id: u64, units: u64) -> u64 {
+        let Some(entry) = self.find(id) else {
+            return units;
+        };
+        let missing = units.saturating_sub(entry.least);
+        entry.least = entry.least.saturating_sub(units);
+        entry.most = entry.most.saturating_sub(units);
+        missing
     }
 
     /// Takes note that `units` of the charge `id` may have been refunded.

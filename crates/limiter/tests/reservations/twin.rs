@@ -492,22 +492,26 @@ impl Key {
             self.units.retain(|_, units| *units > 0);
             return;
         };
+        let fate = match holds_slots {
+            // Slots are released if the state still has the same shape.
+            true if self.shape.fate(&charge.shape) != Fate::Same => Fate::Unknown,
+            true => Fate::Same,
+            false => fate,
+        };
         if charge.resets < self.resets {
             changed.refund_any(unused);
-        } else if holds_slots {
-            // Slots are released if the state still has the same shape.
-            match self.shape.fate(&charge.shape) {
-                Fate::Same => changed.refund(charge.position, unused),
-                Fate::Converted | Fate::Unknown => {
-                    changed.refund_possibly(charge.position, unused);
+            return;
+        }
+        match fate {
+            Fate::Same => {
+                let missing = changed.refund(charge.position, unused);
+                if self.resets > 0 {
+                    // A refund of a charge from before the reset may have removed the units.
+                    changed.refund_any(missing);
                 }
             }
-        } else {
-            match fate {
-                Fate::Same => changed.refund(charge.position, unused),
-                Fate::Converted => {}
-                Fate::Unknown => changed.refund_possibly(charge.position, unused),
-            }
+            Fate::Converted => {}
+            Fate::Unknown => changed.refund_possibly(charge.position, unused),
         }
     }
 
