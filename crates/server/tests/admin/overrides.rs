@@ -109,6 +109,37 @@ fn an_override_with_fewer_limits_than_its_rule_says_so() {
     }
 }
 
+/// An override replaces the whole limit of its rule, with the burst or the capacity.
+#[test]
+fn an_override_without_the_burst_of_its_rule_says_so() {
+    let listener = TestListener::open();
+    let rules = "
+rules:
+  - {name: burst, key: user, limits: [{algorithm: gcra, rate: 5/s, burst: 9}]}
+  - {name: bucket, key: user, limits: [1/h capacity 10]}
+";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let lost = "this override is lost when the server restarts";
+    let burst = "`20/s` does not keep the burst of the rule's limit `5/s burst 9`; to keep it, \
+                 write `20/s burst 9`; this override is lost";
+    let capacity = "`2/h` does not keep the capacity of the rule's limit `1/h capacity 10`; to \
+                    keep it, write `2/h capacity 10`; this override is lost";
+    for (rule, limit, expected) in [
+        ("burst", "20/s", burst),
+        ("burst", "20/s burst 1", lost),
+        ("bucket", "2/h", capacity),
+        ("bucket", "2/h capacity 2", lost),
+        ("bucket", "2x", lost),
+    ] {
+        let body = json!({ "limits": limit }).to_string();
+        let path = format!("/v1/overrides/{rule}/u");
+        let put = listener.ask("PUT", &path, &body).json();
+        let hint = put["hint"].as_str().unwrap();
+        assert!(hint.starts_with(expected), "{limit}: {hint}");
+    }
+}
+
 /// The request has no plan, so a factor does not multiply the plan that an override selected.
 #[test]
 fn a_factor_that_replaces_a_plan_says_what_it_multiplies() {

@@ -158,6 +158,7 @@ pub(super) async fn put(
     });
     let hints = [
         fewer_limits(&rule, &new.replacement),
+        without_burst(&rule, &new.replacement),
         factor_after_plan(&rule, &new.replacement, former.as_ref()),
         lost,
     ];
@@ -199,6 +200,22 @@ fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
             policies(own),
             limits.join(", ")
         )
+    })
+}
+
+/// Returns a hint if a limit of an override does not say how many units a client may use at once,
+/// although the rule's first limit does. The size of the rule's limit is not kept.
+fn without_burst(rule: &Rule, replacement: &Replacement) -> Option<String> {
+    let Replacement::Limits(limits) = replacement else {
+        return None;
+    };
+    let own = rule.limits().iter().next()?.policy();
+    [" burst ", " capacity "].into_iter().find_map(|field| {
+        let (rate, size) = own.split_once(field)?;
+        let without = limits.iter().find(|limit| !limit.contains(field))?;
+        Some(format!(
+            "`{without}` does not keep the{field}of the rule's limit `{rate}{field}{size}`; to keep it, write `{without}{field}{size}`"
+        ))
     })
 }
 
