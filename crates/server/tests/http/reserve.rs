@@ -404,6 +404,10 @@ fn a_proxy_reserves_and_settles_with_headers() {
         incomplete.problem(),
         "Tidegate-Reservation: is missing; set it to the value of this header in the response of /v1/authorize"
     );
+    assert_eq!(
+        settle("", "0").problem(),
+        "Tidegate-Reservation: is empty; a request without a reservation must not be settled"
+    );
     assert_eq!(settle(token, "0").status, 200);
     assert_eq!(authorize().status, 200, "the first login has succeeded");
     for (duration, problem) in [

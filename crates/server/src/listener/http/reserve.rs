@@ -151,6 +151,12 @@ fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
             "is missing; set it to the value of this header in the response of /v1/authorize",
         )
     })?;
+    if token.is_empty() {
+        return Err(Problem::bad(
+            "Tidegate-Reservation",
+            "is empty; a request without a reservation must not be settled",
+        ));
+    }
     let cost = text(&COST).ok_or_else(|| {
         Problem::bad(
             "Tidegate-Cost",
