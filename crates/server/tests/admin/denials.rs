@@ -109,6 +109,28 @@ fn an_explanation_names_the_entry_that_was_probably_meant() {
 }
 
 #[test]
+fn an_explanation_says_that_a_plan_does_not_exist() {
+    let listener = TestListener::open();
+    let rules = "
+plans: {pro: {r: 100/min}, max: {r: 200/min}}
+rules: [{name: r, key: ip, limits: 10/min, plan: tier}]
+";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    for (tier, hint) in [
+        (
+            "gold",
+            json!("tier names the plan `gold`: rule \"r\" has no such plan; it has max, pro"),
+        ),
+        ("pro", Value::Null),
+    ] {
+        let body = format!(r#"{{"entries": {{"ip": "192.0.2.1", "tier": "{tier}"}}}}"#);
+        let explained = listener.ask("POST", "/v1/explain", &body).json();
+        assert_eq!(explained["hint"], hint);
+    }
+}
+
+#[test]
 fn an_explanation_has_every_rule_and_charges_nothing() {
     let listener = TestListener::open();
     let body = r#"{"entries": {"path": "/a b", "ip": "::"}, "raw": true}"#;

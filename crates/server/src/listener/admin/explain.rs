@@ -19,7 +19,7 @@ use super::{
     blocks,
     denials::masked,
     entry_blocks, keys, overrides,
-    path::no_rule,
+    path::{no_rule, with_hints},
     query::Query,
     store_problem,
 };
@@ -62,11 +62,29 @@ pub(super) async fn explain(
         request: &request,
         explanation: &explanation,
     };
-    let mut document = view.document(only, others);
-    if let Some(hint) = unknown_entries(&request, &rules) {
-        document["hint"] = hint.into();
-    }
+    let hints = [
+        unknown_entries(&request, &rules),
+        unknown_plans(&request, &explanation),
+    ];
+    let document = with_hints(view.document(only, others), hints.into_iter().flatten());
     Ok(json(StatusCode::OK, &document))
+}
+
+/// Returns a hint about the plans that the request names, but that the rules do not have. The rules'
+/// own limits then apply.
+fn unknown_plans(request: &Request<'_>, explanation: &Explanation<'_>) -> Option<String> {
+    let unknown = explanation.charges.iter().filter_map(|charge| {
+        let entry = charge.rule.plan_entry()?;
+        let mut entries = request.entries().iter();
+        let (_, plan) = entries.find(|(name, _)| *name == entry)?;
+        let problem = charge.rule.plan(plan).err()?.problem;
+        Some(format!(
+            "{entry} names the plan `{}`: {problem}",
+            shown(plan)
+        ))
+    });
+    let unknown: Vec<String> = unknown.collect();
+    (!unknown.is_empty()).then(|| unknown.join("; "))
 }
 
 /// Returns a hint about the entries that no rule uses. The hint suggests similar names that the
