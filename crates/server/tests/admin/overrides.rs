@@ -109,6 +109,45 @@ fn an_override_with_fewer_limits_than_its_rule_says_so() {
     }
 }
 
+#[test]
+fn a_pattern_that_matches_no_address_is_refused() {
+    let listener = TestListener::open();
+    let rules = "rules: [{name: login, key: ip, limits: 5/h}]";
+    std::fs::write(listener.file.path(), rules).unwrap();
+    assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
+    let put = |pattern: &str, body: &str| {
+        let pattern = pattern.replace('/', "%2F");
+        listener.ask("PUT", &format!("/v1/overrides/login/{pattern}"), body)
+    };
+    let wrong = [
+        "foo*",
+        "300.*",
+        "1.2.3.4.*",
+        "203.0.*/16",
+        "2001:DB8:1:*",
+        "2001:db8:0:0:*",
+    ];
+    for pattern in wrong {
+        let refused = put(pattern, r#"{"limits": "2x"}"#).problem();
+        let expected = format!("key: `{pattern}` matches no address: addresses are written like");
+        assert!(refused.starts_with(&expected), "{refused}");
+        let raw = put(pattern, r#"{"limits": "2x", "raw": true}"#);
+        assert_eq!(raw.status, 200, "{pattern}");
+    }
+    for pattern in [
+        "*",
+        "203.*",
+        "203.0.113.*",
+        "203.0.1*",
+        "2001:db8:*",
+        "*.9",
+        "*::",
+    ] {
+        let set = put(pattern, r#"{"limits": "2x"}"#);
+        assert_eq!(set.status, 200, "{pattern}");
+    }
+}
+
 /// An override replaces the whole limit of its rule, with the burst or the capacity.
 #[test]
 fn an_override_without_the_burst_of_its_rule_says_so() {

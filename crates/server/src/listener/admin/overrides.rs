@@ -120,13 +120,15 @@ pub(super) async fn put(
     let now = limiter.now();
     let OverrideRequest { new, spelling } = read(&object(body)?, now)?;
     target.check_count(&rule)?;
-    if !of.is_pattern() {
+    // Envoy's values are not normalised.
+    let spelling = match rule.is_of_descriptors() {
+        true => Spelling::Raw,
+        false => spelling,
+    };
+    if of.is_pattern() {
+        target.check_pattern(&rule, spelling)?;
+    } else {
         rule.encode_key(target.key)?;
-        // Envoy's values are not normalised.
-        let spelling = match rule.is_of_descriptors() {
-            true => Spelling::Raw,
-            false => spelling,
-        };
         target.check(&rule, spelling, Purpose::Override)?;
     }
     let former = applied_replacement(limiter, &rule, &of);

@@ -186,6 +186,23 @@ impl KeyTarget<'_> {
         }
     }
 
+    /// Rejects a pattern of addresses that matches no address that the listeners count.
+    /// [`Spelling::Raw`] permits every pattern.
+    pub(super) fn check_pattern(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
+        let is_wrong = |name: &str, value: &str| {
+            matches!(name, "ip" | "ip.exact") && value.contains('*') && !may_match_address(value)
+        };
+        let wrong = self.pairs(rule).find(|(name, value)| is_wrong(name, value));
+        let (Spelling::Normalized, Some((_, value))) = (spelling, wrong) else {
+            return Ok(());
+        };
+        let problem = format!(
+            "`{}` matches no address: addresses are written like 203.0.113.9 and 2001:db8:0:7::, in lower case and without leading zeros, so write a pattern such as `203.0.113.*`; if services send the given form with `raw`, pass --raw (`\"raw\": true`)",
+            shown(value)
+        );
+        Err(Problem::bad("key", problem))
+    }
+
     /// Returns a hint if requests with this key are impossible or unlikely.
     fn hint(&self, rule: &Rule, foreign: impl Fn(ForeignValue) -> String) -> Option<String> {
         self.contradiction(rule)
@@ -342,6 +359,19 @@ impl ForeignValue {
         } = self;
         format!("{problem}: {instead}, unless services send the given form with `raw`")
     }
+}
+
+/// Returns false if `pattern` certainly matches no address in its usual form.
+fn may_match_address(pattern: &str) -> bool {
+    let is_of = |allowed: &str| pattern.chars().all(|letter| allowed.contains(letter));
+    let may_be_ipv4 = || {
+        let mut parts = pattern.split('.');
+        let is_octet = |part: &str| part.contains('*') || part.parse::<u8>().is_ok();
+        is_of("0123456789.*") && parts.clone().count() <= 4 && parts.all(is_octet)
+    };
+    // The usual form of an IPv6 address omits the longest sequence of groups that are zero.
+    let may_be_ipv6 = || is_of("0123456789abcdef:*") && !pattern.contains(":0:0:");
+    may_be_ipv4() || may_be_ipv6()
 }
 
 fn is_network(written: &str) -> bool {
