@@ -515,7 +515,7 @@ pub(crate) struct ExplainOptions {
     #[arg(required = true, value_name = "NAME=VALUE", value_parser = entry)]
     pub(crate) entries: Vec<(String, String)>,
     /// The cost of the request [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = cost)]
     pub(crate) cost: Option<u64>,
     /// Show only this rule
     #[arg(long, value_name = "NAME")]
@@ -541,6 +541,11 @@ fn duration(text: &str) -> Result<String, String> {
         false => Ok(text.to_owned()),
         true => Err("expected a positive duration such as 2h".to_owned()),
     }
+}
+
+fn cost(text: &str) -> Result<u64, String> {
+    let expected = "expected an integer without an exponent or a unit, such as 1000";
+    text.parse().map_err(|_| expected.to_owned())
 }
 
 fn entry(text: &str) -> Result<(String, String), String> {

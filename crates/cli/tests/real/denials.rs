@@ -188,6 +188,10 @@ fn explain_says_what_denies_and_why_rules_do_not_apply() {
             "cannot explain the request: entries.ip: is not an IP address",
         ),
         (&["ip=::", "--rule", "x"], "there is no rule \"x\""),
+        (
+            &["ip=::", "--cost", "1e3"],
+            "expected an integer without an exponent or a unit, such as 1000",
+        ),
     ] {
         let refused = server.operate(&[&["explain"], arguments].concat());
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -88,7 +88,7 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.RESERVE TTL soon customer acme",
-            "-ERR ttl: expected a non-negative integer, got 'soon'",
+            "-ERR ttl: expected an integer number of milliseconds without a unit, got 'soon'",
         ),
         (
             "TIDEGATE.RESERVE PEEK customer acme",

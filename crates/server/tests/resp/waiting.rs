@@ -183,7 +183,7 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.RESERVE WAIT soon customer acme",
-            "-ERR wait: expected a non-negative integer, got 'soon'",
+            "-ERR wait: expected an integer number of milliseconds without a unit, got 'soon'",
         ),
         (
             "TIDEGATE.CHECK PEEK WAIT 10 customer acme",

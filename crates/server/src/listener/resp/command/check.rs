@@ -373,19 +373,19 @@ fn integer(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Parses an integer argument. Error messages call the argument `field`.
-pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
+/// Parses a number of milliseconds. Error messages call the argument `field`.
+fn milliseconds(field: &str, text: &[u8]) -> Result<u64, RequestError> {
     integer(text).ok_or_else(|| {
-        RequestError::new(
-            field,
-            format!("expected a non-negative integer, got '{}'", quoted(text)),
-        )
+        let given = quoted(text);
+        let problem =
+            format!("expected an integer number of milliseconds without a unit, got '{given}'");
+        RequestError::new(field, problem)
     })
 }
 
 /// Parses a time to live in milliseconds.
 pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
-    let millis = number("ttl", text)?;
+    let millis = milliseconds("ttl", text)?;
     if millis == 0 {
         return Err(RequestError::new("ttl", "must be at least 1 millisecond"));
     }
@@ -394,7 +394,7 @@ pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
 
 /// Parses the longest time, in milliseconds, that a request may wait for a concurrency slot.
 fn longest_wait(text: &[u8]) -> Result<Span, RequestError> {
-    let (millis, max) = (number("wait", text)?, MAX_SLOT_WAIT.as_millis_ceil());
+    let (millis, max) = (milliseconds("wait", text)?, MAX_SLOT_WAIT.as_millis_ceil());
     if millis > max {
         let problem = format!("{millis} milliseconds exceed the maximum of {max}");
         return Err(RequestError::new("wait", problem));
