@@ -109,6 +109,18 @@ fn an_override_with_fewer_limits_than_its_rule_says_so() {
     }
 }
 
+/// An override that has ended may still be stored.
+#[test]
+fn an_override_that_has_ended_is_not_removed() {
+    let listener = TestListener::open();
+    let body = r#"{"limits": "2x", "for": "10s"}"#;
+    assert_eq!(listener.ask("PUT", &path(), body).status, 200);
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
+    assert_eq!(listener.ask("PUT", &path(), body).status, 200);
+    listener.at_secs(10);
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 404);
+}
+
 #[test]
 fn a_pattern_that_matches_no_address_is_refused() {
     let listener = TestListener::open();

@@ -255,7 +255,10 @@ pub(super) async fn remove(
     let rules = limiter.rules();
     let of = OverrideTarget::of(target.key);
     let removed = limiter.remove_override(target.rule, &of).await;
-    let Some(removed) = removed.map_err(change_problem)? else {
+    let removed = removed.map_err(change_problem)?;
+    // An override that has ended may still be stored.
+    let removed = removed.filter(|removed| removed.is_unexpired(limiter.now()));
+    let Some(removed) = removed else {
         let rule = find_rule(limiter, &rules, target)?;
         return Err(none(limiter, &rule, target));
     };
