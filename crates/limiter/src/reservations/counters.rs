@@ -252,10 +252,10 @@ impl ServerLimiter {
         let settlements = self.settlements_of(charges, &rules);
         let ended = redis_store.end_reservation(reservation, settlements, end, now);
         let status = ended.await;
-        match status.inspect_err(|_| self.reservations.table().record_lost_reply(&id))? {
+        match status.inspect_err(|_| self.reservations.table().record_failed_settlement(&id))? {
             ReservationStatus::Ended(_) => {}
             ReservationStatus::EndedBefore(ReservationEnd::Settled(cost), _) => {
-                self.end_own_part_of_settled(charges, id, cost, &rules, now);
+                self.end_own_part_of_settled(charges, &id, cost, &rules, now);
                 return Ok(self.settled_before());
             }
             ReservationStatus::EndedBefore(ReservationEnd::Expired, _)
@@ -264,7 +264,8 @@ impl ServerLimiter {
                 return Ok(self.not_outstanding(&NotOutstanding::Expired.into()));
             }
         }
-        self.end_own_part(charges, id, cost, &rules, now);
+        let own = self.take_own_part(&id);
+        self.end_own_part(charges, own, cost, &rules, now);
         self.count_settled();
         let settled = settled(charges, |at| receipt.is_charged(at), cost);
         Ok(CounterSettlement::Settled(settled))

@@ -5,7 +5,7 @@ use std::fmt;
 use tidegate_core::RequestError;
 use tidegate_redis::StoreError;
 
-/// What an error says if reservations are off.
+/// The message if reservations are off.
 const OFF: &str =
     "reservations are off; remove `reservations: off` from the rules file, and restart the server";
 

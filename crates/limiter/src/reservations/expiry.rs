@@ -189,9 +189,9 @@ impl ServerLimiter {
                 release_slots(&self.waiters, &outstanding.charges, held);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
-            // Another server has settled the reservation, or a call whose reply was lost.
+            // Another server has settled the reservation, or a call on this server that has failed.
             Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost), _)) => {
-                if outstanding.has_lost_reply {
+                if outstanding.has_failed_settlement {
                     self.count_settled();
                 }
                 let final_charges = FinalCharges::new(&outstanding.charges, &self.rules(), cost);

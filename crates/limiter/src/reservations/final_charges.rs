@@ -97,8 +97,8 @@ fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
 
 impl ServerLimiter {
     /// Charges the excess of each final amount over the reserved amount under `rules`, with which
-    /// the final amounts were determined. The limits may not admit
-    /// the whole excess. Returns the largest number of units that were not charged.
+    /// the final amounts were determined. The limits may not admit the whole excess. Returns the
+    /// largest number of units that were not charged.
     pub(super) async fn charge_excess_of(
         &self,
         charges: &OwnedCharges,

@@ -102,7 +102,7 @@ impl ServerLimiter {
             redis_store
                 .end_reservation(reservation, settlements, end, now)
                 .await
-                .inspect_err(|_| self.reservations.table().record_lost_reply(&id))
+                .inspect_err(|_| self.reservations.table().record_failed_settlement(&id))
                 .map_err(ReservationError::Unavailable)?
         };
         let (refund, is_repeated) = match status {
@@ -124,11 +124,12 @@ impl ServerLimiter {
             false => Refund::Incomplete,
         };
         if is_repeated {
-            self.end_own_part_of_settled(&shared.charges, id, cost, &rules, now);
+            self.end_own_part_of_settled(&shared.charges, &id, cost, &rules, now);
             return Ok((0, refund));
         }
         self.count_settled();
-        self.end_own_part(&shared.charges, id, cost, &rules, now);
+        let own = self.take_own_part(&id);
+        self.end_own_part(&shared.charges, own, cost, &rules, now);
         let uncharged = self
             .charge_excess_of(&shared.charges, &final_charges, &rules, now)
             .await;
@@ -136,43 +137,41 @@ impl ServerLimiter {
     }
 
     /// Ends this server's part of a reservation that an earlier call has settled in Redis at `cost`.
-    /// If this server has sent the earlier call, its reply was lost, so it was not counted yet.
+    /// If that call was sent by this server and failed, it was not counted yet.
     pub(super) fn end_own_part_of_settled(
         &self,
         charges: &OwnedCharges,
-        id: ReservationId,
+        id: &ReservationId,
         cost: u64,
         rules: &RuleSet,
         now: Timestamp,
     ) {
-        let own = self
-            .reservations
-            .table()
-            .get(&id)
-            .map(|own| own.has_lost_reply);
-        if own == Some(true) {
-            self.count_settled();
-        }
-        if own.is_some() {
-            self.end_own_part(charges, id, cost, rules, now);
+        if let Some(own) = self.take_own_part(id) {
+            if own.has_failed_settlement {
+                self.count_settled();
+            }
+            self.end_own_part(charges, Some(own), cost, rules, now);
         }
     }
 
-    /// Removes a reservation from this server's table, and settles the charges made on this server,
-    /// after Redis has ended the reservation at the final `cost`.
+    /// Removes a reservation that has ended in Redis from this server's table.
+    pub(super) fn take_own_part(&self, id: &ReservationId) -> Option<OutstandingReservation> {
+        let mut table = self.reservations.table();
+        table.expiry_queue.end(id);
+        table.remove(id)
+    }
+
+    /// Releases the slots of a reservation, and settles the charges that this server made in its
+    /// memory, after Redis has ended the reservation at the final `cost`. `own` is the part of the
+    /// reservation on this server.
     pub(super) fn end_own_part(
         &self,
         charges: &OwnedCharges,
-        id: ReservationId,
+        own: Option<OutstandingReservation>,
         cost: u64,
         rules: &RuleSet,
         now: Timestamp,
     ) {
-        let own = {
-            let mut table = self.reservations.table();
-            table.expiry_queue.end(&id);
-            table.remove(&id)
-        };
         let held = own.as_ref().and_then(|own| own.held_for(now));
         release_slots(&self.waiters, charges, held);
         if let Some(own) = own {

@@ -35,9 +35,9 @@ pub(super) struct OutstandingReservation {
     /// writes it to the expiry queue. This server ends the reservation only if the other server and
     /// the servers that read the expiry queue do not.
     pub(super) is_renewed_elsewhere: bool,
-    /// Whether the reply of Redis to a settlement on this server was lost, so that the settlement
-    /// may have been executed, but was not counted.
-    pub(super) has_lost_reply: bool,
+    /// Whether a settlement on this server has failed. Redis may have executed it nevertheless, for
+    /// example if only its reply was lost, so it is counted when Redis shows this.
+    pub(super) has_failed_settlement: bool,
     /// This permit counts the reservation until the permit is dropped.
     pub(super) _permit: ReservationPermit,
 }
@@ -58,7 +58,7 @@ impl OutstandingReservation {
             expires,
             due_at: expires,
             is_renewed_elsewhere: false,
-            has_lost_reply: false,
+            has_failed_settlement: false,
             _permit: permit,
         }
     }
@@ -220,10 +220,10 @@ impl OutstandingTable {
         self.remove(&id).map(|outstanding| (id, outstanding))
     }
 
-    /// Records that the reply to a settlement of a reservation was lost.
-    pub(super) fn record_lost_reply(&mut self, id: &ReservationId) {
+    /// Records that a settlement of a reservation has failed.
+    pub(super) fn record_failed_settlement(&mut self, id: &ReservationId) {
         if let Some(outstanding) = self.by_id.get_mut(id) {
-            outstanding.has_lost_reply = true;
+            outstanding.has_failed_settlement = true;
         }
     }
 

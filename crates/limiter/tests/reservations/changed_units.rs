@@ -170,14 +170,14 @@ impl ChangedUnits {
         missing
     }
 
-    /// Takes note that `units` of the charge `id` may have been refunded.
+    /// Records that `units` of the charge `id` may have been refunded.
     pub(crate) fn refund_possibly(&mut self, id: u64, units: u64) {
         if let Some(entry) = self.find(id) {
             entry.least = entry.least.saturating_sub(units);
         }
     }
 
-    /// Takes note that any `units` may have been refunded: a reset has removed the charge, and the
+    /// Records that any `units` may have been refunded: a reset has removed the charge, and the
     /// refund may remove units of other charges.
     pub(crate) fn refund_any(&mut self, units: u64) {
         self.stray += units;
@@ -209,7 +209,7 @@ impl ChangedUnits {
         self.add(is_swapped, (units, units), until, now)
     }
 
-    /// Takes note that the slots of the charge `id` may have been renewed until `until`.
+    /// Records that the slots of the charge `id` may have been renewed until `until`.
     pub(crate) fn renew_possibly(
         &mut self,
         id: u64,
@@ -228,7 +228,7 @@ impl ChangedUnits {
         )
     }
 
-    /// Takes note that the former limits are unknown after a restart. The state of a window that
+    /// Records that the former limits are unknown after a restart. The state of a window that
     /// began with a request contains only its end, so the window may begin when it is converted.
     pub(crate) fn forget_starts(&mut self) {
         for entry in &mut self.entries {
