@@ -112,8 +112,10 @@ fn an_explanation_names_the_entry_that_was_probably_meant() {
 fn an_explanation_says_that_a_plan_does_not_exist() {
     let listener = TestListener::open();
     let rules = "
-plans: {pro: {r: 100/min}, max: {r: 200/min}}
-rules: [{name: r, key: ip, limits: 10/min, plan: tier}]
+plans: {pro: {r: 100/min}, max: {r: 200/min}, one: {s: 300/min}}
+rules:
+  - {name: r, key: ip, limits: 10/min, plan: tier}
+  - {name: s, key: ip, limits: 10/min, plan: tier}
 ";
     std::fs::write(listener.file.path(), rules).unwrap();
     assert_eq!(listener.ask("POST", "/v1/reload", "").status, 200);
@@ -123,6 +125,7 @@ rules: [{name: r, key: ip, limits: 10/min, plan: tier}]
             json!("tier names the plan `gold`: rule \"r\" has no such plan; it has max, pro"),
         ),
         ("pro", Value::Null),
+        ("one", Value::Null),
     ] {
         let body = format!(r#"{{"entries": {{"ip": "192.0.2.1", "tier": "{tier}"}}}}"#);
         let explained = listener.ask("POST", "/v1/explain", &body).json();

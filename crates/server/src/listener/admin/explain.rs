@@ -70,14 +70,16 @@ pub(super) async fn explain(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns a hint about the plans that the request names, but that the rules do not have. The rules'
-/// own limits then apply.
+/// Returns a hint about each entry that names a plan, if none of the rules that apply has this plan.
+/// The rules' own limits then apply.
 fn unknown_plans(request: &Request<'_>, explanation: &Explanation<'_>) -> Option<String> {
-    let unknown = explanation.charges.iter().filter_map(|charge| {
-        let entry = charge.rule.plan_entry()?;
-        let mut entries = request.entries().iter();
-        let (_, plan) = entries.find(|(name, _)| *name == entry)?;
-        let problem = charge.rule.plan(plan).err()?.problem;
+    let rules = || explanation.charges.iter().map(|charge| charge.rule);
+    let unknown = request.entries().iter().filter_map(|(entry, plan)| {
+        let of_entry = || rules().filter(|rule| rule.plan_entry() == Some(*entry));
+        if of_entry().any(|rule| rule.plan(plan).is_ok()) {
+            return None;
+        }
+        let problem = of_entry().next()?.plan(plan).err()?.problem;
         Some(format!(
             "{entry} names the plan `{}`: {problem}",
             shown(plan)

@@ -205,18 +205,21 @@ fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
     })
 }
 
-/// Returns a hint if a limit of an override does not say how many units a client may use at once,
-/// although the rule's first limit does. The size of the rule's limit is not kept.
+/// Returns a hint if a limit of an override has no burst or capacity, although the limit of the rule
+/// at its position has one. The override does not keep it.
 fn without_burst(rule: &Rule, replacement: &Replacement) -> Option<String> {
     let Replacement::Limits(limits) = replacement else {
         return None;
     };
-    let own = rule.limits().iter().next()?.policy();
-    [" burst ", " capacity "].into_iter().find_map(|field| {
-        let (rate, size) = own.split_once(field)?;
-        let without = limits.iter().find(|limit| !limit.contains(field))?;
+    let own = rule.limits().iter().map(|limit| limit.policy());
+    own.zip(limits).find_map(|(own, limit)| {
+        let fields = [" burst ", " capacity "].into_iter();
+        let mut sizes = fields.filter_map(|field| Some((field, own.split_once(field)?.1)));
+        // A limit without a burst has the burst 0.
+        let (field, size) =
+            sizes.find(|(field, size)| *size != "0" && !limit.contains(field))?;
         Some(format!(
-            "`{without}` does not keep the{field}of the rule's limit `{rate}{field}{size}`; to keep it, write `{without}{field}{size}`"
+            "`{limit}` does not keep the{field}of the rule's limit `{own}`; to keep it, write `{limit}{field}{size}`"
         ))
     })
 }

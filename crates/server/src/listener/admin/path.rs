@@ -45,7 +45,7 @@ impl Path {
     }
 }
 
-/// What a request sets for a key.
+/// The setting of a key that a request changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Block,
@@ -361,7 +361,8 @@ impl ForeignValue {
     }
 }
 
-/// Returns false if `pattern` certainly matches no address in its usual form.
+/// Returns false if `pattern` certainly matches no address in the form in which the listeners write
+/// addresses.
 fn may_match_address(pattern: &str) -> bool {
     let is_of = |allowed: &str| pattern.chars().all(|letter| allowed.contains(letter));
     let may_be_ipv4 = || {
@@ -369,9 +370,7 @@ fn may_match_address(pattern: &str) -> bool {
         let is_octet = |part: &str| part.contains('*') || part.parse::<u8>().is_ok();
         is_of("0123456789.*") && parts.clone().count() <= 4 && parts.all(is_octet)
     };
-    // The usual form of an IPv6 address omits the longest sequence of groups that are zero.
-    let may_be_ipv6 = || is_of("0123456789abcdef:*") && !pattern.contains(":0:0:");
-    may_be_ipv4() || may_be_ipv6()
+    may_be_ipv4() || is_of("0123456789abcdef:*")
 }
 
 fn is_network(written: &str) -> bool {
