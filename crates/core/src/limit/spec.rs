@@ -669,7 +669,7 @@ fn sized_algorithm(
     Err(LimitError::new(field, problem))
 }
 
-/// What an error says about a field with which requests wait for a concurrency slot.
+/// The part of a message about a field with which requests wait for a concurrency slot.
 const WAITS_FOR_SLOT: &str =
     "applies only to `algorithm: concurrency`, whose requests can wait for a slot";
 

@@ -50,8 +50,8 @@ impl<T> Mutex<T> {
         /// decisions, so that the holder makes progress before this thread requests the cache line
         /// again.
         const FIRST_PAUSES: u32 = 8;
-        /// The number of spin-loop hints in the longest pause, which lasts a few microseconds. If the holder
-        /// takes longer, the holder was probably preempted.
+        /// The number of spin-loop hints in the longest pause, which lasts a few microseconds. If
+        /// the holder takes longer, the holder was probably preempted.
         const MOST_PAUSES: u32 = 64;
         let mut pauses = FIRST_PAUSES;
         loop {
