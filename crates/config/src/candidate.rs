@@ -63,7 +63,7 @@ fn differs(section: &str) -> Mistake {
 
 /// Reads the section; `None` if the file has no such section, or if the section is invalid.
 pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<CandidateConfig> {
-    let what = "a map such as {rules: candidate.yaml, until: 2027-01-31}";
+    let what = "a map such as {rules: candidate.yaml, until: 2030-01-31}";
     let value = file.get("candidate")?;
     let fields = value.fields(report, what, &["rules", "until"])?;
     let until = fields
@@ -90,7 +90,7 @@ fn instant(text: &str) -> Result<Timestamp, String> {
         let start = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
         Some(start.timestamp())
     };
-    let instant = if text.len() == "2027-01-31".len() {
+    let instant = if text.len() == "2030-01-31".len() {
         date()
     } else {
         text.parse::<jiff::Timestamp>().ok()
@@ -99,8 +99,8 @@ fn instant(text: &str) -> Result<Timestamp, String> {
         .and_then(|instant| u64::try_from(instant.as_microsecond()).ok())
         .map(Timestamp::from_micros)
         .ok_or_else(|| {
-            "expected a date such as 2027-01-31, or a date and time with a time zone such as \
-             2027-01-31T09:00:00Z"
+            "expected a date such as 2030-01-31, or a date and time with a time zone such as \
+             2030-01-31T09:00:00Z"
                 .to_owned()
         })
 }
@@ -134,12 +134,12 @@ mod tests {
         let rules =
             "candidate.rules (line 1): is missing; name the rules file with the candidate rules";
         assert_eq!(mistakes("candidate: {}"), [rules]);
-        let until = "expected a date such as 2027-01-31, or a date and time with a time zone such as \
-                     2027-01-31T09:00:00Z";
+        let until = "expected a date such as 2030-01-31, or a date and time with a time zone such as \
+                     2030-01-31T09:00:00Z";
         for bad in [
             "tomorrow",
-            "2027-02-30",
-            "2027-01-31T09:00:00",
+            "2030-02-30",
+            "2030-01-31T09:00:00",
             "1960-01-01",
         ] {
             let text = format!("candidate:\n  rules: a.yaml\n  until: {bad}\n");

@@ -615,6 +615,11 @@ fn bad_overrides_are_rejected() {
         ),
         (
             KEY,
+            r#"{"limits": "2x", "until": "2030-01-01"}"#,
+            "until: expected a date with a time; write \"2030-01-01T00:00:00Z\"",
+        ),
+        (
+            KEY,
             r#"{"limits": "2x", "until": "2023-11-14T22:00:00Z"}"#,
             "until: is in the past",
         ),

@@ -51,13 +51,7 @@ impl RequestedEnd {
 
     /// Reads the value of the field `until`: an RFC 3339 date, which must be in the future.
     pub(super) fn read_until(&mut self, text: &str, now: Timestamp) -> Result<(), Problem> {
-        let at = date::parse(text).ok_or_else(|| {
-            let problem = format!(
-                "expected a date such as \"2026-12-01T00:00:00Z\", got \"{}\"",
-                shown(text)
-            );
-            Problem::bad("until", problem)
-        })?;
+        let at = date::parse(text).ok_or_else(|| Problem::bad("until", not_a_date(text)))?;
         if at <= now {
             return Err(Problem::bad("until", "is in the past"));
         }
@@ -80,4 +74,16 @@ impl RequestedEnd {
             }
         }
     }
+}
+
+/// Returns the problem of a value that is not an RFC 3339 date.
+fn not_a_date(text: &str) -> String {
+    let midnight = format!("{text}T00:00:00Z");
+    if date::parse(&midnight).is_some() {
+        return format!("expected a date with a time; write \"{midnight}\"");
+    }
+    format!(
+        "expected a date such as \"2030-01-01T00:00:00Z\", got \"{}\"",
+        shown(text)
+    )
 }
