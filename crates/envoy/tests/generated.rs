@@ -8,13 +8,7 @@
 //! A build script would add the protobuf compiler and 20 other crates to every build of the
 //! program. The compiler is a Rust crate, so that `protoc` need not be installed.
 
-use std::{
-    collections::BTreeMap,
-    env,
-    error::Error,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, env, error::Error, ffi::OsString, fs, io, path::Path};
 
 use prost::Message as _;
 
@@ -31,7 +25,7 @@ const SERVED: [&str; 6] = [
 
 /// The `.proto` files for the xDS client. gRPC reflection does not list the services of these
 /// files, because the listener does not have a discovery service.
-const OF_THE_CLIENT: [&str; 2] = [
+const XDS_CLIENT: [&str; 2] = [
     "envoy/service/discovery/v3/ads.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",
 ];
@@ -41,21 +35,23 @@ const OF_THE_CLIENT: [&str; 2] = [
     clippy::disallowed_methods,
     reason = "the environment says whether to write"
 )]
-fn generated_code_is_what_the_definitions_compile_to() {
+fn generated_code_matches_the_definitions() {
     let proto = Path::new(env!("CARGO_MANIFEST_DIR")).join("proto");
     let folder = proto.join("generated");
     let compiled = tempfile::tempdir().unwrap();
     compile(&proto, compiled.path()).unwrap();
+    let expected = files(compiled.path()).unwrap();
     if env::var("UPDATE_GENERATED").is_ok_and(|value| value == "1") {
-        fs::remove_dir_all(&folder).unwrap();
-        fs::create_dir(&folder).unwrap();
-        for (name, content) in files(compiled.path()) {
+        fs::create_dir_all(&folder).unwrap();
+        for name in files(&folder).unwrap().into_keys() {
+            fs::remove_file(folder.join(name)).unwrap();
+        }
+        for (name, content) in &expected {
             fs::write(folder.join(name), content).unwrap();
         }
     }
-    let (expected, found) = (files(compiled.path()), files(&folder));
-    let names = |files: &BTreeMap<PathBuf, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(names(&found), names(&expected), "{ADVICE}");
+    let found = files(&folder).unwrap();
+    assert!(found.keys().eq(expected.keys()), "other files: {ADVICE}");
     for (name, content) in expected {
         assert!(found[&name] == content, "{}: {ADVICE}", name.display());
     }
@@ -69,7 +65,7 @@ fn compile(proto: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
     // The message descriptors are for gRPC reflection.
     let served = protox::compile(SERVED, [proto])?;
     fs::write(out.join("descriptors.bin"), served.encode_to_vec())?;
-    let mut descriptors = protox::compile(SERVED.into_iter().chain(OF_THE_CLIENT), [proto])?;
+    let mut descriptors = protox::compile(SERVED.into_iter().chain(XDS_CLIENT), [proto])?;
     // Omit the v2 service, which uses the v3 messages.
     descriptors
         .file
@@ -87,12 +83,11 @@ fn compile(proto: &Path, out: &Path) -> Result<(), Box<dyn Error>> {
 }
 
 /// Returns the name and the content of each file in `folder`.
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    fs::read_dir(folder)
-        .unwrap()
+fn files(folder: &Path) -> io::Result<BTreeMap<OsString, Vec<u8>>> {
+    fs::read_dir(folder)?
         .map(|entry| {
-            let path = entry.unwrap().path();
-            (path.file_name().unwrap().into(), fs::read(&path).unwrap())
+            let entry = entry?;
+            Ok((entry.file_name(), fs::read(entry.path())?))
         })
         .collect()
 }
