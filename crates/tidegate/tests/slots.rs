@@ -167,6 +167,22 @@ async fn remaining(limiter: &RuleLimiter, entries: &[(&str, &str)], at: usize) -
 
 const TWO_SECONDS: Span = Span::from_secs(2);
 
+#[test]
+fn a_peek_with_receipts_charges_nothing() {
+    let limiter = limiter(vec![rule("all", &[], vec!["5/min".parse().unwrap()])]);
+    let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
+    let rules = limiter.rules();
+    let request = Request::new(&[], Cost::ONE).unwrap();
+    let turn = SlotTurn::new(Effect::Peek, Span::ZERO).with_receipts(Receipts::Wanted);
+    for _ in 0..2 {
+        let now = limiter.now();
+        let mut charges = rules.charges(&request, now, &mut scratch).unwrap();
+        let decided = turn.decide_now(&*limiter, &mut charges, &mut outcomes, now);
+        assert!(decided.unwrap().receipt.is_none());
+        assert_eq!(outcomes[0].remaining, 4, "what a charge would leave");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn sixty_arrivals_at_twenty_slots_are_served_in_order() {
     let limiter = limiter(vec![rule("all", &[], vec![slots(20, TWO_SECONDS, 100)])]);

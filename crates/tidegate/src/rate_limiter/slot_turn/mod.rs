@@ -256,11 +256,10 @@ impl<'s> SlotTurn<'s> {
         request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<TurnDecision<S::Receipt>> {
-        let (decided, receipt) = match self.receipts {
-            Receipts::Wanted => store.reserve(request, outcomes).ready()?,
-            Receipts::IfSettled | Receipts::Unwanted => {
-                (store.decide(request, outcomes).ready()?, None)
-            }
+        let (decided, receipt) = if self.reserves(request.effect) {
+            store.reserve(request, outcomes).ready()?
+        } else {
+            (store.decide(request, outcomes).ready()?, None)
         };
         Some(TurnDecision { decided, receipt })
     }
@@ -359,6 +358,12 @@ impl<'s> SlotTurn<'s> {
         turn.with_estimates(limiter.wait_queues(), charges, outcomes)
     }
 
+    /// Returns whether a call with `effect` reserves. [`Store::reserve`] would charge with any
+    /// effect.
+    fn reserves(&self, effect: Effect) -> bool {
+        self.receipts == Receipts::Wanted && effect == Effect::Charge
+    }
+
     async fn call<S: Store>(
         &self,
         store: &S,
@@ -367,8 +372,7 @@ impl<'s> SlotTurn<'s> {
     ) -> TurnDecision<S::Receipt> {
         let _calling = self.signal.map(StoreCall::new);
         // An `.await` of a ready decision would move it several times.
-        let (decided, receipt) = if self.receipts == Receipts::Wanted && request.effect.can_write()
-        {
+        let (decided, receipt) = if self.reserves(request.effect) {
             match store.reserve(request, outcomes).boxed() {
                 MaybeReady::Ready(reserved) => reserved,
                 MaybeReady::Pending(reserving) => reserving.await,
