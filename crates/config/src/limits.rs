@@ -151,7 +151,7 @@ fn raw_limit(
         ..spec
     };
     let unread = report.count() > before;
-    let limit = build(&spec, (value, fields.as_ref()), unread, report);
+    let limit = build(&spec, value, fields.as_ref(), unread, report);
     (raw, limit)
 }
 
@@ -160,7 +160,8 @@ fn raw_limit(
 /// in unread fields have already been reported, so do not report these fields as missing too.
 pub fn build(
     spec: &LimitSpec,
-    (value, fields): (&Value<'_>, Option<&Fields<'_>>),
+    value: &Value<'_>,
+    fields: Option<&Fields<'_>>,
     unread: bool,
     report: &mut Report,
 ) -> Option<Limit> {

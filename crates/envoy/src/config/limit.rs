@@ -187,12 +187,7 @@ fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<L
     if algorithm == DefaultAlgorithm::Unreadable {
         return None;
     }
-    let limit = limits::build(
-        &spec,
-        (value, Some(&fields)),
-        report.count() > before,
-        report,
-    )?;
+    let limit = limits::build(&spec, value, Some(&fields), report.count() > before, report)?;
     if denied == DeniedHits::NotCounted || spec.count_denied == Some(false) {
         return Some(limit);
     }

@@ -91,11 +91,11 @@ impl RedisStore {
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
         let mut slots = self.reserved_slots(&reservation).into_iter();
-        let Some(first) = slots.next() else {
+        let Some((number, first)) = slots.next() else {
             return Ok(ReservationStatus::Ended(Refund::Complete));
         };
         let attempt = attempt(&reservation, end, now);
-        let call = self.end_call(&reservation, first, &settlements(end), &attempt);
+        let call = self.end_call(&reservation, number, &first, &settlements(end), &attempt);
         let in_first = self.end_in_slot(&call).await?;
         let (actual_end, mut refund) = match in_first.status {
             ReservationStatus::Ended(refund) => (end, refund),
@@ -109,7 +109,8 @@ impl RedisStore {
         };
         let settlements = settlements(actual_end);
         let attempt = completion(&reservation, actual_end, now, in_first.guard_ttl_ms);
-        let call = |slot| self.end_call(&reservation, slot, &settlements, &attempt);
+        let call =
+            |(number, slot)| self.end_call(&reservation, number, &slot, &settlements, &attempt);
         let calls: Vec<Call> = slots.map(call).collect();
         let completed = calls
             .iter()
@@ -158,7 +159,8 @@ impl RedisStore {
     fn end_call(
         &self,
         reservation: &RedisReservation<'_>,
-        (number, slot): (Option<u16>, ReservedSlot),
+        number: Option<u16>,
+        slot: &ReservedSlot,
         settlements: &[Settlement],
         attempt: &[u8],
     ) -> Call {
