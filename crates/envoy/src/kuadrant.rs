@@ -76,7 +76,7 @@ pub struct CommitRequest {
 
 /// The result of `Reserve`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct ReserveResult {
     /// Whether the amount was admitted.
     pub code: Code,
     /// The reservation ID; empty if nothing is held.
@@ -190,7 +190,7 @@ impl RateLimitService {
         listener: ListenerKind,
         request: ReserveRequest,
         within: Option<Duration>,
-    ) -> Result<Reserved, RlsError> {
+    ) -> Result<ReserveResult, RlsError> {
         let reserved = if self.limiter.redis_store().is_some() {
             self.reserve_in_task(listener, request, within).await
         } else {
@@ -209,7 +209,7 @@ impl RateLimitService {
         listener: ListenerKind,
         request: ReserveRequest,
         within: Option<Duration>,
-    ) -> Result<Reserved, RlsError> {
+    ) -> Result<ReserveResult, RlsError> {
         let (caller, result) = oneshot::channel();
         let service = Arc::clone(self);
         let task = async move {
@@ -232,7 +232,7 @@ impl RateLimitService {
         request: &RateLimitRequest,
         HeldAmount { amount, ttl }: HeldAmount,
         within: Option<Duration>,
-    ) -> Result<Reserved, RlsError> {
+    ) -> Result<ReserveResult, RlsError> {
         if self.limiter.reservations().are_off() {
             return Err(RlsError::ReservationsOff);
         }
@@ -262,7 +262,7 @@ impl RateLimitService {
             Code::OverLimit
         };
         trace_outcome(listener, code, matches.len());
-        Ok(Reserved {
+        Ok(ReserveResult {
             code,
             reservation_id,
         })

@@ -58,7 +58,7 @@ pub use self::{
     config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
     counters::{ConfigLoads, HitCounterKind, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
-    kuadrant::{CommitRequest, ReserveRequest, Reserved},
+    kuadrant::{CommitRequest, ReserveRequest, ReserveResult},
     metadata::Metadata,
     request::{
         Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS,

@@ -379,7 +379,7 @@ impl<'a> QueuedRequest<'a> {
         let Some(ticket) = &self.ticket else {
             return Ok(());
         };
-        let seen = |releases| Seen {
+        let seen = |releases| SeenCounts {
             releases,
             block_changes: None,
         };
@@ -410,7 +410,7 @@ pub(crate) struct Ticket<'a> {
 /// What a waiting request has seen before its latest decision. A change after the decision wakes
 /// the request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SeenCounts {
     /// The number of slot releases on the key, if the request was first in its queue. `None` if the
     /// request waits until it is first.
     pub(crate) releases: Option<u64>,
@@ -487,7 +487,11 @@ impl Ticket<'_> {
     }
 
     /// Waits until the request should be decided again, at most until `timeout` elapses.
-    pub(crate) async fn wake_within(&self, seen: Seen, timeout: impl Future<Output = ()>) -> Wake {
+    pub(crate) async fn wake_within(
+        &self,
+        seen: SeenCounts,
+        timeout: impl Future<Output = ()>,
+    ) -> Wake {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {
             // Register the waker before the comparisons, so that no change is missed.

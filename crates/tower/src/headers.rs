@@ -159,7 +159,7 @@ impl HeaderWriter {
     fn write_all(&mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
         let retry_after = retry_after_secs(verdict);
         if self.ratelimit {
-            let shown = Shown::of(verdict);
+            let shown = HeaderLimits::of(verdict);
             if shown.count > 0 {
                 self.policies(&shown, verdict.exactness, headers);
                 self.states(&shown, retry_after, headers);
@@ -173,7 +173,12 @@ impl HeaderWriter {
         }
     }
 
-    fn policies(&mut self, shown: &Shown<'_, '_>, exactness: Exactness, headers: &mut HeaderMap) {
+    fn policies(
+        &mut self,
+        shown: &HeaderLimits<'_, '_>,
+        exactness: Exactness,
+        headers: &mut HeaderMap,
+    ) {
         self.text.clear();
         for at in shown.order() {
             let line = &shown.lines[at];
@@ -210,7 +215,12 @@ impl HeaderWriter {
         }
     }
 
-    fn states(&mut self, shown: &Shown<'_, '_>, retry_after: Option<u64>, headers: &mut HeaderMap) {
+    fn states(
+        &mut self,
+        shown: &HeaderLimits<'_, '_>,
+        retry_after: Option<u64>,
+        headers: &mut HeaderMap,
+    ) {
         self.text.clear();
         for at in shown.order() {
             let line = &shown.lines[at];
@@ -310,13 +320,13 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
 }
 
 /// The limits to show in the headers, starting with the tightest.
-struct Shown<'v, 'r> {
+struct HeaderLimits<'v, 'r> {
     lines: &'v [Line<'r>],
     order: [usize; MAX_SHOWN],
     count: usize,
 }
 
-impl<'v, 'r> Shown<'v, 'r> {
+impl<'v, 'r> HeaderLimits<'v, 'r> {
     fn of(verdict: &'v Verdict<'r>) -> Self {
         let mut shown = Self {
             lines: &verdict.lines,

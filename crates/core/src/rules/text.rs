@@ -46,7 +46,7 @@ impl fmt::Display for Pattern {
         match self.kind() {
             Kind::Exact(text) => Exact(text).fmt(f),
             Kind::Glob(glob) => Word(&glob.to_string()).fmt(f),
-            Kind::Regex(regex) => write!(f, "{{regex: {}}}", Quoted(regex.as_str())),
+            Kind::Regex(regex) => write!(f, "{{regex: {}}}", QuotedString(regex.as_str())),
             Kind::Cidr(nets) => {
                 f.write_str("{cidr: [")?;
                 joined(f, nets.iter())?;
@@ -87,7 +87,7 @@ pub(super) struct Exact<'t>(pub(super) &'t str);
 impl fmt::Display for Exact<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.contains('*') {
-            write!(f, "{{is: {}}}", Quoted(self.0))
+            write!(f, "{{is: {}}}", QuotedString(self.0))
         } else {
             Word(self.0).fmt(f)
         }
@@ -102,7 +102,7 @@ impl fmt::Display for Word<'_> {
         if is_plain(self.0) {
             f.write_str(self.0)
         } else {
-            Quoted(self.0).fmt(f)
+            QuotedString(self.0).fmt(f)
         }
     }
 }
@@ -133,9 +133,9 @@ fn may_be_number(text: &str) -> bool {
 }
 
 /// A string in double quotes, with YAML escapes.
-struct Quoted<'t>(&'t str);
+struct QuotedString<'t>(&'t str);
 
-impl fmt::Display for Quoted<'_> {
+impl fmt::Display for QuotedString<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("\"")?;
         for letter in self.0.chars() {

@@ -21,13 +21,13 @@ const MAX_INDEX: usize = crate::MAX_DESCRIPTORS - 1;
 
 /// An expression, and whether it is in the syntax of Limitador 1.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Parsed<T> {
+pub(super) struct Expression<T> {
     pub(super) value: T,
     pub(super) is_legacy: bool,
 }
 
 /// Parses a condition.
-pub(super) fn condition(source: &str) -> Result<Parsed<Condition>, String> {
+pub(super) fn condition(source: &str) -> Result<Expression<Condition>, String> {
     let unsupported = || format!("this condition is not supported; {CONDITIONS}");
     let (entry, rest) = entry(source.trim_start()).ok_or_else(unsupported)?;
     let rest = rest.trim_start();
@@ -50,11 +50,11 @@ pub(super) fn condition(source: &str) -> Result<Parsed<Condition>, String> {
         comparison,
         value: value.into(),
     };
-    Ok(Parsed { value, is_legacy })
+    Ok(Expression { value, is_legacy })
 }
 
 /// Parses a variable.
-pub(super) fn variable(source: &str) -> Result<Parsed<Variable>, String> {
+pub(super) fn variable(source: &str) -> Result<Expression<Variable>, String> {
     let unsupported = || format!("this variable is not supported; {VARIABLES}");
     let (entry, rest) = entry(source.trim_start()).ok_or_else(unsupported)?;
     if !rest.trim().is_empty() {
@@ -64,14 +64,14 @@ pub(super) fn variable(source: &str) -> Result<Parsed<Variable>, String> {
         source: source.into(),
         entry: entry.value,
     };
-    Ok(Parsed {
+    Ok(Expression {
         value,
         is_legacy: entry.is_legacy,
     })
 }
 
 /// Parses an entry at the beginning of `text`. Returns the entry and the rest of `text`.
-fn entry(text: &str) -> Option<(Parsed<EntryPath>, &str)> {
+fn entry(text: &str) -> Option<(Expression<EntryPath>, &str)> {
     let Some(indexed) = text.strip_prefix("descriptors[") else {
         let (key, rest) = name(text)?;
         let is_function = rest.trim_start().starts_with(['(', '[']);
@@ -80,7 +80,7 @@ fn entry(text: &str) -> Option<(Parsed<EntryPath>, &str)> {
             descriptor: 0,
             key: key.into(),
         };
-        let parsed = Parsed {
+        let parsed = Expression {
             value,
             is_legacy: true,
         };
@@ -110,7 +110,7 @@ fn entry(text: &str) -> Option<(Parsed<EntryPath>, &str)> {
         descriptor,
         key: key.into(),
     };
-    let parsed = Parsed {
+    let parsed = Expression {
         value,
         is_legacy: false,
     };
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Option<(usize, String, Comparison, String, bool)> {
-        let Parsed { value, is_legacy } = condition(text).ok()?;
+        let Expression { value, is_legacy } = condition(text).ok()?;
         let Condition {
             entry,
             comparison,
@@ -274,7 +274,7 @@ mod tests {
             ("descriptors[0].user_id", "user_id", false),
             ("user_id", "user_id", true),
         ] {
-            let Parsed {
+            let Expression {
                 value,
                 is_legacy: legacy,
             } = variable(text).unwrap();

@@ -16,7 +16,7 @@ use tidegate_core::{Algorithm, Limit, LimitError, Limits, Span, Window, bounds};
 
 use super::{
     File, FileMistake, FileMistakes, LoadedConfig,
-    expression::{self, Parsed},
+    expression::{self, Expression},
     fields::{field, text, wrong},
     of_file,
     scalar::{self, Scalar},
@@ -278,7 +278,7 @@ fn number(
 fn expressions<T>(
     item: &Value<'_>,
     name: &str,
-    parse: impl Fn(&str) -> Result<Parsed<T>, String>,
+    parse: impl Fn(&str) -> Result<Expression<T>, String>,
     report: &mut Report,
 ) -> Vec<T> {
     let Some(list) = field(item, name) else {
@@ -306,7 +306,7 @@ fn expressions<T>(
             continue;
         };
         match parse(source) {
-            Ok(Parsed {
+            Ok(Expression {
                 value: expression,
                 is_legacy,
             }) => {

@@ -18,7 +18,7 @@ use super::{
     },
     rate_limit::{add_descriptor, code, request, status, written},
 };
-use crate::{CommitRequest, RateLimitService, ReserveRequest, Reserved, RlsError};
+use crate::{CommitRequest, RateLimitService, ReserveRequest, ReserveResult, RlsError};
 
 /// A method of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ pub(super) async fn reserve(
     }
     let reserved = service.reserve(ListenerKind::Grpc, request, Some(within));
     let reserved = reserved.await.map_err(|error| status(&error))?;
-    let Reserved {
+    let ReserveResult {
         code: answer,
         reservation_id,
     } = reserved;

@@ -151,7 +151,7 @@ pub fn start(
 }
 
 /// The parts of a configuration that are loaded before the server starts.
-struct Loaded {
+struct StartupResources {
     credentials: Vec<AdminCredential>,
     restart_only: RestartOnlySettings,
     certificates: Certificates,
@@ -168,7 +168,7 @@ fn load(
     config: &mut Config,
     secrets: &Secrets,
     takeover: Option<&mut Takeover>,
-) -> Result<Loaded, ServeError> {
+) -> Result<StartupResources, ServeError> {
     if let Some(error) = secret_errors(config, secrets).pop() {
         return Err(error);
     }
@@ -185,7 +185,7 @@ fn load(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    Ok(Loaded {
+    Ok(StartupResources {
         credentials,
         restart_only,
         certificates,

@@ -8,7 +8,7 @@ use tidegate_config::envoy::{DomainFiles, RlsSettings, StoreFailure};
 use tidegate_core::{Cost, Request, Scratch, Span, Verdict};
 use tidegate_envoy::{
     Code, CommitRequest, Descriptor, File, RateLimitRequest, RateLimitService, ReserveRequest,
-    Reserved, RlsError, read,
+    ReserveResult, RlsError, read,
 };
 use tidegate_limiter::{
     metrics::ListenerKind,
@@ -56,15 +56,15 @@ impl<'n> Server<'n> {
         }
     }
 
-    fn reserve(&self, amount: u64) -> Reserved {
+    fn reserve(&self, amount: u64) -> ReserveResult {
         self.try_reserve(amount).unwrap()
     }
 
-    fn try_reserve(&self, amount: u64) -> Result<Reserved, RlsError> {
+    fn try_reserve(&self, amount: u64) -> Result<ReserveResult, RlsError> {
         self.node.run(self.reserving(amount))
     }
 
-    async fn reserving(&self, amount: u64) -> Result<Reserved, RlsError> {
+    async fn reserving(&self, amount: u64) -> Result<ReserveResult, RlsError> {
         let request = ReserveRequest {
             domain: "llm".to_owned(),
             descriptors: descriptors(self.keys),

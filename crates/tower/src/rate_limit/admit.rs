@@ -20,12 +20,12 @@ pub(super) struct Admission<'v> {
 }
 
 /// The result of [`charge_now`].
-pub(super) enum Charged<'v> {
+pub(super) enum ChargeResult<'v> {
     /// The request is decided.
-    Now(Admission<'v>),
+    Decided(Admission<'v>),
     /// The store has to wait for a reply, or the request has to wait for a slot. Nothing was
     /// charged, and the caller must call [`charge_later`].
-    Later {
+    Pending {
         /// Whether charges of the request may be refunded later.
         reserves: bool,
     },
@@ -46,11 +46,11 @@ pub(super) fn charge_now<'a, L: RateLimiter + 'static>(
     buffers: &'a mut Buffers,
     request: &Request<'_>,
     now: Timestamp,
-) -> Result<Charged<'a>, RequestError> {
+) -> Result<ChargeResult<'a>, RequestError> {
     let Buffers { scratch, outcomes } = buffers;
     let mut charges = rules.charges(request, now, scratch)?;
     if charges.is_empty() {
-        return Ok(Charged::Now(Admission {
+        return Ok(ChargeResult::Decided(Admission {
             verdict: Verdict::unlimited(),
             reservation: RequestReservation::default(),
         }));
@@ -70,12 +70,12 @@ pub(super) fn charge_now<'a, L: RateLimiter + 'static>(
     if stretch(limiter.store(), rules, &mut charges, now).is_none()
         && let Some(turn) = turn.decide_now(limiter, &mut charges, outcomes, now)
     {
-        return Ok(Charged::Now(Admission {
+        return Ok(ChargeResult::Decided(Admission {
             verdict: turn.verdict(&charges, outcomes),
             reservation: reserved(layer, rules, &charges, turn.receipt),
         }));
     }
-    Ok(Charged::Later { reserves })
+    Ok(ChargeResult::Pending { reserves })
 }
 
 /// Charges a request that [`charge_now`] could not decide. Passes the rules and the admission to

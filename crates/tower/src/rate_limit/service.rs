@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::{
     LimitedBody, RateLimitLayer, ResponseFuture,
     action::{Action, ActionPolicy},
-    admit::{self, Admission, Buffers, Charged},
+    admit::{self, Admission, Buffers, ChargeResult},
     body_costs::BodyCosts,
     pending_action::PendingAction,
     used_entries::{Few, used_entries},
@@ -113,7 +113,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
             let described = tidegate_core::Request::new(&entries, cost)?;
             let described = described.with_body_costs(body_costs.as_slice());
             match admit::charge_now(self, &rules, buffers, &described, now)? {
-                Charged::Now(admission) => {
+                ChargeResult::Decided(admission) => {
                     let decided = DecidedRequest {
                         request: &described,
                         rules: &rules,
@@ -123,7 +123,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                     let action = settings.policy.action(admission, decided, target);
                     Ok(MaybeReady::Ready(action))
                 }
-                Charged::Later { reserves } => {
+                ChargeResult::Pending { reserves } => {
                     let detached = DetachedRequest {
                         entries: owned(&entries),
                         cost,

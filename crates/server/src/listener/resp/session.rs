@@ -30,7 +30,7 @@ pub(super) struct Session {
     /// database.
     pub(super) database: Database,
     /// Whether the connection must be closed after the current command, and why.
-    pub(super) ending: Ending,
+    pub(super) close: CloseAfterReply,
     pub(super) names: Option<Box<Names>>,
     /// The authenticator and the configured user name; `None` if no authentication is required.
     authenticator: Option<(Arc<Authenticator>, Arc<str>)>,
@@ -61,7 +61,7 @@ pub(super) enum Replies {
 
 /// Whether the connection is closed after the last reply, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum CloseAfterReply {
     #[default]
     No,
     /// The client sent `QUIT`.
@@ -79,7 +79,7 @@ impl Session {
             protocol: Protocol::default(),
             replies: Replies::default(),
             database: Database::default(),
-            ending: Ending::default(),
+            close: CloseAfterReply::default(),
             names: None,
             authenticator: None,
             is_authenticated: true,

@@ -14,7 +14,7 @@ use super::{
     parse::Parser,
     pending::PendingBatch,
     reply::Reply,
-    session::{Ending, Replies, Session},
+    session::{CloseAfterReply, Replies, Session},
 };
 
 /// A worker's buffers for commands and replies.
@@ -76,7 +76,7 @@ impl CommandExecutor {
                     };
                     reply.error(format_args!("ERR Protocol error: {error}"));
                     limiter.metrics().count_bad_request(ListenerKind::Resp);
-                    session.ending = Ending::Broken;
+                    session.close = CloseAfterReply::Broken;
                     return Progress::all(input);
                 }
             };
@@ -101,7 +101,7 @@ impl CommandExecutor {
                 };
                 execute(context, arguments, &mut self.output);
                 used = start + end;
-                if session.ending != Ending::No {
+                if session.close != CloseAfterReply::No {
                     return Progress::all(input);
                 }
                 if !has_room(&self.output, &self.pending) {

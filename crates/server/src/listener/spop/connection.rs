@@ -58,15 +58,15 @@ pub(super) async fn serve<S>(
         input.bytes = unread;
     }
     let movable = connection.handover.movable::<S>(&connection.shutdown);
-    let mut served = Served {
+    let mut serving = ConnectionLoop {
         session: &mut session,
         stream: &mut stream,
         input: &mut input,
         connection: &connection,
         movable: movable.as_ref(),
     };
-    match (served.run(limiter).await, movable) {
-        (Ok(Ended::HandOver), Some(movable)) => {
+    match (serving.run(limiter).await, movable) {
+        (Ok(ConnectionEnd::HandOver), Some(movable)) => {
             let state = session.state_to_move(&input.bytes);
             let (stream, _) = stream.into_parts();
             movable.hand_over(stream, state);
@@ -76,8 +76,8 @@ pub(super) async fn serve<S>(
     }
 }
 
-/// An SPOP connection that is being served: its session, its stream and its buffered input.
-struct Served<'c, S> {
+/// The state of an SPOP connection's loop: its session, its stream and its buffered input.
+struct ConnectionLoop<'c, S> {
     session: &'c mut Session,
     stream: &'c mut TimedStream<S>,
     input: &'c mut Input,
@@ -87,13 +87,13 @@ struct Served<'c, S> {
 }
 
 /// The reason why a connection is no longer served.
-enum Ended {
+enum ConnectionEnd {
     Closed,
     HandOver,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Served<'_, S> {
-    async fn run(&mut self, limiter: &ServerLimiter) -> io::Result<Ended> {
+impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionLoop<'_, S> {
+    async fn run(&mut self, limiter: &ServerLimiter) -> io::Result<ConnectionEnd> {
         loop {
             let progress = self.answer_frames(limiter).await?;
             match progress.next {
@@ -101,7 +101,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Served<'_, S> {
                 Next::Write => continue,
                 Next::Close => {
                     self.stream.shutdown().await?;
-                    return Ok(Ended::Closed);
+                    return Ok(ConnectionEnd::Closed);
                 }
             }
             // With pipelining, a read usually ends in the middle of a frame, so a busy connection
@@ -143,7 +143,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Served<'_, S> {
     }
 
     /// Reads more input. Returns `Break` if the connection has ended.
-    async fn await_input(&mut self) -> io::Result<ControlFlow<Ended>> {
+    async fn await_input(&mut self) -> io::Result<ControlFlow<ConnectionEnd>> {
         let movable = self.movable;
         let is_idle = self.input.bytes.is_empty();
         let must_stop =
@@ -152,33 +152,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Served<'_, S> {
             biased;
             stage = self.connection.shutdown.reached(must_stop) => {
                 return Ok(ControlFlow::Break(match stage.must_hand_over(movable) {
-                    true => Ended::HandOver,
+                    true => ConnectionEnd::HandOver,
                     false => disconnect(self.stream).await?,
                 }));
             }
             read = self.input.read(self.stream) => read?,
         };
         if read == 0 {
-            return Ok(ControlFlow::Break(Ended::Closed));
+            return Ok(ControlFlow::Break(ConnectionEnd::Closed));
         }
         if !self.input.fits() {
             tracing::warn!(
                 peer = %self.connection.peer,
                 "connection closed: the incomplete frames of this worker exceed their memory limit"
             );
-            return Ok(ControlFlow::Break(Ended::Closed));
+            return Ok(ControlFlow::Break(ConnectionEnd::Closed));
         }
         Ok(ControlFlow::Continue(()))
     }
 }
 
 /// Sends a DISCONNECT frame, and closes the connection.
-async fn disconnect(stream: &mut (impl AsyncWrite + Unpin)) -> io::Result<Ended> {
+async fn disconnect(stream: &mut (impl AsyncWrite + Unpin)) -> io::Result<ConnectionEnd> {
     let mut out = Vec::new();
     put_disconnect(&mut out, NORMAL);
     stream.write_all(&out).await?;
     stream.shutdown().await?;
-    Ok(Ended::Closed)
+    Ok(ConnectionEnd::Closed)
 }
 
 /// The received bytes that belong to frames without an answer yet.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::*;
-use crate::waiters::{Seen, Ticket, Wake, poll_delay};
+use crate::waiters::{SeenCounts, Ticket, Wake, poll_delay};
 
 /// The state of a request between its attempts.
 pub(super) struct Progress<'l, L: RateLimiter + ?Sized> {
@@ -248,7 +248,7 @@ impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
         if std::mem::replace(&mut self.is_new, false) && is_first {
             return true;
         }
-        let seen = Seen {
+        let seen = SeenCounts {
             releases: is_first.then_some(self.releases),
             block_changes: Some(block_changes),
         };

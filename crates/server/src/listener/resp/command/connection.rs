@@ -5,7 +5,7 @@ use tidegate_limiter::Database;
 use super::super::{
     parse::Arguments,
     reply::{Protocol, Reply},
-    session::Ending,
+    session::CloseAfterReply,
 };
 use super::Context;
 
@@ -42,7 +42,7 @@ pub(super) fn select(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
 }
 
 pub(super) fn quit(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
-    context.session.ending = Ending::Quit;
+    context.session.close = CloseAfterReply::Quit;
     reply.ok();
 }
 

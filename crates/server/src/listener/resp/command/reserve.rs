@@ -54,14 +54,14 @@ fn begin_reserve(
             context.pending.push(PendingReply::new(later, reply));
             return Ok(());
         }
-        let reserving = Reserving {
+        let call = ReserveCall {
             limiter,
             rules,
             request,
             ttl,
             turn: SlotTurn::at_once(),
         };
-        reply_now(reserving.answer(&mut context.buffers.scratch, reply));
+        reply_now(call.answer(&mut context.buffers.scratch, reply));
         Ok(())
     })
 }
@@ -147,19 +147,19 @@ impl PendingReserve {
             Ok(request) => request,
             Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
         };
-        let reserving = Reserving {
+        let call = ReserveCall {
             limiter,
             rules: &limiter.rules(),
             request: &request,
             ttl: self.ttl,
             turn: SlotTurn::new(Effect::Charge, self.wait).with_signal(Some(&self.signal)),
         };
-        reserving.answer(&mut Scratch::default(), reply).await;
+        call.answer(&mut Scratch::default(), reply).await;
     }
 }
 
 /// A reservation that is being made.
-struct Reserving<'r> {
+struct ReserveCall<'r> {
     limiter: &'r ServerLimiter,
     rules: &'r Arc<RuleSet>,
     request: &'r Request<'r>,
@@ -167,7 +167,7 @@ struct Reserving<'r> {
     turn: SlotTurn<'r>,
 }
 
-impl Reserving<'_> {
+impl ReserveCall<'_> {
     async fn answer(self, scratch: &mut Scratch, reply: &mut Reply<'_>) {
         let Self {
             limiter,

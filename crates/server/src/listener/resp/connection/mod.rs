@@ -29,7 +29,7 @@ use super::{
     bounds::{LINGER_BYTES, MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
     moved::MovedState,
     pending::PendingBatch,
-    session::{Ending, Session},
+    session::{CloseAfterReply, Session},
     worker::CommandExecutor,
 };
 
@@ -77,7 +77,7 @@ pub(super) async fn serve<S>(
         .await;
     if client.must_hand_over() {
         client.hand_over();
-    } else if client.session.ending == Ending::Broken {
+    } else if client.session.close == CloseAfterReply::Broken {
         client.linger().await;
     }
 }
@@ -199,7 +199,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
             self.account()?;
             return Poll::Ready(Ok(Step::Go));
         }
-        if self.session.ending != Ending::No
+        if self.session.close != CloseAfterReply::No
             || (turn.has_replied && self.unread.is_empty() && self.must_close())
         {
             return Poll::Ready(Err(ConnectionClosed));
