@@ -13,7 +13,7 @@ Examples:
   tidegate status
   tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
 
-All commands except `serve`, `check`, `simulate` and `version` need the admin listener of a running server (`listen.admin`).
+`serve`, `check`, `simulate` and `version` need no running server. `health` needs its admin or metrics listener, and all other commands need its admin listener (`listen.admin`).
 
 Exit codes:
   0  success

@@ -48,7 +48,7 @@ pub(crate) fn start(
     let parse = |filter: &str| {
         EnvFilter::try_new(filter).map_err(|error| {
             format!(
-                "--log: {error}; use error, warn, info or debug, or a filter such as tidegate=debug"
+                "--log: \"{filter}\": {error}; use error, warn, info or debug, or a filter such as tidegate=debug"
             )
         })
     };

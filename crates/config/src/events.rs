@@ -350,7 +350,7 @@ fn webhook_url(value: &Value<'_>, report: &mut Report) -> Option<String> {
     });
     if !is_sound {
         let message =
-            "is not a URL; give a URL such as https://example.com/hook, without a user name";
+            "is not a URL with http or https; give a URL such as https://example.com/hook, without a user name";
         value.wrong(report, message);
         return None;
     }
@@ -437,7 +437,7 @@ mod tests {
                 "events.near_limit (line 2): must be 50% to 99%, or off",
                 "events.max_per_second (line 3): must be 1 to 10000",
                 "events.audit (line 5): is also the path of `file`; name another file",
-                "events.webhooks[0].url (line 7): is not a URL; give a URL such as https://example.com/hook, without a user name",
+                "events.webhooks[0].url (line 7): is not a URL with http or https; give a URL such as https://example.com/hook, without a user name",
                 "events.webhooks[1].secret_env (line 8): is missing; name the environment variable with the signing secret, which is whsec_ followed by 24 to 64 bytes in base64",
                 "events.webhooks[2].types[0] (line 9): expected one of key.denied, key.would_be_denied, key.near_limit, traffic.surge, traffic.surge_ended, store.lost, store.recovered, rules.reloaded, rules.reload_failed, candidate.promoted, block.added, block.lifted, key.reset, override.set, override.removed, got \"key.denies\"; did you mean `key.denied`?",
                 "events.webhooks[2].types[1] (line 9): no event type begins with `cat.`; write a pattern such as key.*",

@@ -220,7 +220,7 @@ fn connections(value: &Value<'_>, report: &mut Report) -> Option<usize> {
 }
 
 fn prefix(value: &Value<'_>, report: &mut Report) -> Option<String> {
-    let what = "at most 64 letters, digits, `-`, `_`, `.` or `:`";
+    let what = "1 to 64 letters, digits, `-`, `_`, `.` or `:`";
     let text = value.text(report, what)?;
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     if text.is_empty() || text.len() > MAX_PREFIX_BYTES || !text.bytes().all(sound) {

@@ -363,6 +363,8 @@ fn not_yaml(error: &ScanError) -> Mistake {
     }
     let hint = if info.contains("unknown anchor") {
         "; quote a string that begins with *"
+    } else if info.contains("tabs disallowed") {
+        "; indent with spaces"
     } else {
         ""
     };

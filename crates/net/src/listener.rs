@@ -144,7 +144,7 @@ impl Listener {
                 count(&self.0.refused);
                 tracing::warn!(
                     %peer, listener = %self.local_addr(), connections = limits.connections,
-                    "connection refused: the listener has reached `max_connections`; raise it"
+                    "connection refused: the listener has reached `max_connections`; raise it if the machine has memory for more"
                 );
             }
         }

@@ -288,7 +288,7 @@ impl<S: Store> CurrentRules<'_, S> {
         decided.verdict_on(limits.into_iter(), outcomes)
     }
 
-    /// Returns the limits of `charge`, borrowed from this value.
+    /// Returns the limits of `charge`, borrowed from `self`.
     fn limits_of(&self, charge: &Charge<'_>) -> &Limits {
         if let Some(own) = self.rules.own_limits(charge) {
             return own;

@@ -106,7 +106,7 @@ fn mistakes_about_redis_are_reported() {
         ("store: {redis: 'redis://a', connections: 65}", "store.connections (line 1): must be at most 64, got 65".into()),
         (
             "store: {redis: 'redis://a', prefix: 'a b'}",
-            "store.prefix (line 1): expected at most 64 letters, digits, `-`, `_`, `.` or `:`, got (not shown: it could contain a secret)".into(),
+            "store.prefix (line 1): expected 1 to 64 letters, digits, `-`, `_`, `.` or `:`, got (not shown: it could contain a secret)".into(),
         ),
         (
             "store: {redis: 'redis://a', password: x, password_env: Y}",

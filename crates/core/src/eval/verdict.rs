@@ -18,7 +18,8 @@ pub enum Reason {
     Limit,
     /// An operator has blocked the key, or the entries of the request.
     Blocked,
-    /// The store is full, or the store is unreachable and the fallback policy is to deny.
+    /// The store could not decide, and the request was denied: the store is full, or slow or
+    /// unreachable while the fallback policy is to deny, or it cannot store the key.
     Store,
 }
 
@@ -40,10 +41,11 @@ pub enum Exactness {
     /// The request was decided with the authoritative state.
     #[default]
     Exact,
-    /// The store was unreachable, and the request was decided with this node's share of the limits.
+    /// The store was slow or unreachable, and the request was decided with this node's share of the
+    /// limits.
     Local,
-    /// The store was unreachable; the request was decided by the rule's fallback policy, and was
-    /// not counted.
+    /// The store was slow or unreachable; the request was decided by the rule's fallback policy,
+    /// and was not counted.
     None,
 }
 
@@ -70,9 +72,9 @@ pub enum Source {
     /// This process, without a call to Redis. Either an earlier denial by Redis for the key is
     /// cached, or a [block by entries](crate::EntryBlocks) denies the request.
     Cache,
-    /// This node's share of the limits, used while Redis is unreachable.
+    /// This node's share of the limits, used while Redis is slow or unreachable.
     Local,
-    /// The rule's fallback policy, used while Redis is unreachable.
+    /// The rule's fallback policy, used while Redis is slow or unreachable.
     Policy,
 }
 

@@ -75,7 +75,7 @@ pub const NO_RULE: u64 = 0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopBounds {
     /// The number of keys in each sketch. If `max_bytes` is large enough for all keys, the error of
-    /// each number in a list is at most the total divided by `keys`.
+    /// each number in a list is at most the sum of the numbers of all keys, divided by `keys`.
     pub keys: usize,
     /// The maximum memory for all lists, in bytes. If the lists would need more, the sketches keep
     /// fewer keys.

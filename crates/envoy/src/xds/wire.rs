@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(count_of(vec![described]), 6);
     }
 
-    /// A resource that the decoder accepts is counted completely.
+    /// The values of a resource that has the maximum depth of the decoder are all counted.
     #[test]
     fn the_maximum_depth_is_the_one_of_the_decoder() {
         let deep = |depth: usize| {

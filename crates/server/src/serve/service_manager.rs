@@ -16,7 +16,7 @@ pub(super) fn ready() {
 /// Reports that a reload has begun. [`ready`] must follow, because the service manager waits for
 /// it.
 pub(super) fn reloading() {
-    // The service manager ignores readiness reports that were sent earlier.
+    // The service manager ignores a report of readiness from before this time.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!("cannot read the monotonic clock: {error}"),
