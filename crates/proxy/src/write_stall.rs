@@ -1,9 +1,9 @@
 //! A write timeout for HTTP/2 bodies. The timeout expires if the receiver stops reading.
 //!
-//! hyper polls a body for its next frame only while the receiver's flow-control window is open, and
-//! has no timeout for this wait. A receiver can keep the window closed while it still replies to
-//! pings. While the window is closed, the body holds an upstream connection and a concurrency
-//! permit.
+//! hyper polls a body for its next frame only after h2 has accepted the previous frame, which h2
+//! does only while the receiver's flow-control window is open. hyper has no timeout for this wait.
+//! A receiver can keep the window closed while it still replies to pings. While the window is
+//! closed, the body holds an upstream connection and a concurrency permit.
 //!
 //! hyper offers no hook for a timeout. Therefore, each body records whether it is waiting to be
 //! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps the stream's task,
