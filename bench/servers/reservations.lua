@@ -1,5 +1,5 @@
--- Sends checks (mode "check"), or pairs of a reservation and its settlement (mode "pair"), for random
--- keys. The arguments are the mode and the number of keys.
+-- Sends checks (mode "check"), or pairs of a reservation and its settlement (mode "pair"), for
+-- random keys. The arguments are the mode and the number of keys.
 
 local threads = 0
 

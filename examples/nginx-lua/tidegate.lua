@@ -98,8 +98,9 @@ function tidegate.check(host, port, entries)
     }
 end
 
--- Ends the current request with 400 if it has several values of the header `name`, because nginx and
--- the application could use different ones. nginx itself joins the lines of a header with commas.
+-- Ends the current request with 400 if it has several values of the header `name`, because nginx
+-- and the application could use different ones. nginx itself joins the lines of a header with
+-- commas.
 function tidegate.require_one_value(name)
     local value = ngx.req.get_headers(0)[name]
     if type(value) == "table" or (value or ""):find(",", 1, true) then

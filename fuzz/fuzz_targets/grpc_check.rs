@@ -1,5 +1,5 @@
-//! Arbitrary messages to `Check`, in sequence. Each gets a response or an error with a reason, never a
-//! panic, and a service in the same state gives the same one.
+//! Arbitrary messages to `Check`, in sequence. Each gets a response or an error with a reason,
+//! never a panic, and a service in the same state gives the same one.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Arbitrary bytes on a SPOP connection, after a handshake or without one. They get an answer, never
-//! a panic, and a server in the same state gives the same answer.
+//! Arbitrary bytes on a SPOP connection, after a handshake or without one. They get an answer,
+//! never a panic, and a server in the same state gives the same answer.
 //!
 //! If the first byte is odd, a HAPROXY-HELLO comes before the other bytes.
 //!

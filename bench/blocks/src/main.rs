@@ -1,9 +1,9 @@
 //! Measures decisions with and without blocks by entries in the same run, and the memory per block.
 //!
-//! Each round decides the same 1,000,000 requests from 10,000 addresses with four rule sets: without
-//! blocks, with the maximum number of blocks of other addresses, with blocks of other networks in
-//! the maximum number of forms, and with a block of a network that denies all requests. The time of
-//! a decision includes looking up the rules. The times are medians over the rounds.
+//! Each round decides the same 1,000,000 requests from 10,000 addresses with four rule sets:
+//! without blocks, with the maximum number of blocks of other addresses, with blocks of other
+//! networks in the maximum number of forms, and with a block of a network that denies all requests.
+//! The time of a decision includes looking up the rules. The times are medians over the rounds.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

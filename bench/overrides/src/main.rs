@@ -2,9 +2,9 @@
 //! override.
 //!
 //! Each round decides the same 1,000,000 requests on 10,000 keys with three rule sets: without
-//! overrides, with 1,000,000 overrides for other keys, and with 1,000,000 overrides, one of them for
-//! each requested key. The time of a decision includes looking up the rules. The times are medians
-//! over the rounds.
+//! overrides, with 1,000,000 overrides for other keys, and with 1,000,000 overrides, one of them
+//! for each requested key. The time of a decision includes looking up the rules. The times are
+//! medians over the rounds.
 //!
 //! An argument sets the number of keys.
 

@@ -174,7 +174,8 @@ mod tests {
         ) {
             let mut throttle = AdaptiveThrottle::new(num, den);
             let k = if num < den { (1, 1) } else { (num, den) };
-            let (mut naive, mut now) = (Naive::default(), Timestamp::from_micros(1_700_000_000_000_000));
+            let mut naive = Naive::default();
+            let mut now = Timestamp::from_micros(1_700_000_000_000_000);
             let mut rng = fastrand::Rng::with_seed(seed);
             for (wait, accepted) in steps {
                 now = now.after(Span::from_micros(wait));

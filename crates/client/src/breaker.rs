@@ -353,7 +353,8 @@ mod tests {
                     }
                     Step::Record(..) => {}
                 }
-                if let (BreakerState::Open { until }, true) = (breaker.state, was != breaker.state) {
+                let has_changed = was != breaker.state;
+                if let (BreakerState::Open { until }, true) = (breaker.state, has_changed) {
                     prop_assert_eq!(until, now.after(SETTINGS.open_for));
                     closed_until = Some(until);
                 }

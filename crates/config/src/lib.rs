@@ -563,8 +563,14 @@ impl Config {
     /// assert_eq!(config.listen.resp, None);
     ///
     /// let mistakes = Config::parse("lisen: {}\nrules: 5\n").unwrap_err();
-    /// assert_eq!(mistakes[0].to_string(), "lisen (line 1): unknown key `lisen`; did you mean `listen`?");
-    /// assert_eq!(mistakes[1].to_string(), "rules (line 2): expected a list of rules, got the number 5");
+    /// assert_eq!(
+    ///     mistakes[0].to_string(),
+    ///     "lisen (line 1): unknown key `lisen`; did you mean `listen`?"
+    /// );
+    /// assert_eq!(
+    ///     mistakes[1].to_string(),
+    ///     "rules (line 2): expected a list of rules, got the number 5"
+    /// );
     /// ```
     pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
         if text.len() > MAX_FILE_BYTES {

@@ -447,7 +447,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => blocked().prop_map(|(rule, entries)| Operation::Remove(rule, entries)),
         1 => Just(Operation::RemoveEnded),
         1 => Just(Operation::Wait),
-        8 => asked.prop_map(|(names, values)| Operation::Ask(names.into_iter().zip(values).collect())),
+        8 => asked.prop_map(|(names, values)| {
+            Operation::Ask(names.into_iter().zip(values).collect())
+        }),
     ]
 }
 
@@ -495,7 +497,9 @@ proptest! {
                     prop_assert_eq!(allowed, expected.is_none());
                     if let Some(until) = expected {
                         prop_assert_eq!(reason, Some(Reason::Blocked));
-                        let wait = until.map_or(RetryAfter::Never, |until| RetryAfter::After(until.since(now)));
+                        let wait = until.map_or(RetryAfter::Never, |until| {
+                            RetryAfter::After(until.since(now))
+                        });
                         prop_assert_eq!(retry_after, wait);
                     }
                 }

@@ -785,7 +785,9 @@ proptest! {
                         Some(pattern) => matches(PATTERNS[pattern], KEYS[key]),
                         None => *target == key,
                     };
-                    let is_active = |until: Option<Timestamp>| until.is_none_or(|until| until > fixture.now);
+                    let is_active = |until: Option<Timestamp>| {
+                        until.is_none_or(|until| until > fixture.now)
+                    };
                     let mut active = model.iter().filter(|(_, (_, until))| is_active(*until));
                     let expected = active.find(|(target, _)| applies(target));
                     let expected = expected.map_or(10, |(_, (quota, _))| *quota);

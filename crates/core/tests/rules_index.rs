@@ -65,7 +65,8 @@ fn pattern() -> impl Strategy<Value = Pattern> {
     let leaf = prop_oneof![
         3 => value().prop_map(|text| Pattern::exact(&text).unwrap()),
         3 => prop::sample::select(GLOBS).prop_map(|text| Pattern::text(text).unwrap()),
-        2 => prop::sample::subsequence(NETS, 1..4).prop_map(|nets| Pattern::networks(&nets).unwrap()),
+        2 => prop::sample::subsequence(NETS, 1..4)
+            .prop_map(|nets| Pattern::networks(&nets).unwrap()),
         1 => prop::sample::select(EXPRESSIONS).prop_map(|text| Pattern::regex(text).unwrap()),
         1 => Just(Pattern::present()),
         1 => Just(Pattern::absent()),

@@ -69,8 +69,8 @@ fn check(summary: &Summary, exact: &Exact, keep: usize) {
     check_all_but_the_floor(summary, exact);
 }
 
-/// Checks the guarantees that hold even if long keys or a lack of memory leave less than `keep` keys
-/// in the sketch.
+/// Checks the guarantees that hold even if long keys or a lack of memory leave less than `keep`
+/// keys in the sketch.
 fn check_all_but_the_floor(summary: &Summary, exact: &Exact) {
     let packed = Summary::unpack(summary.floor(), summary.len(), summary.packed());
     assert!(packed.is_some(), "another server can read the summary");

@@ -343,9 +343,9 @@ impl RateLimitService {
     /// # Errors
     ///
     /// Returns an [`RlsError`] if the request cannot be counted. After [`RlsError::Store`] and
-    /// [`RlsError::Moved`], the caller may repeat the call. If the reservation was released before the error, and the actual
-    /// amount exceeds the reserved amount, the excess is never counted, not even by the repeated
-    /// call.
+    /// [`RlsError::Moved`], the caller may repeat the call. If the reservation was released before
+    /// the error, and the actual amount exceeds the reserved amount, the excess is never counted,
+    /// not even by the repeated call.
     pub async fn commit(
         self: &Arc<Self>,
         request: CommitRequest,

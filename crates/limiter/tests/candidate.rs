@@ -110,7 +110,11 @@ fn rule_set() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, max_shrink_iters: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        max_shrink_iters: 500,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn the_candidate_never_changes_an_answer_and_decides_as_if_in_force(

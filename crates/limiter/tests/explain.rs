@@ -206,7 +206,8 @@ proptest! {
             prop_assert_eq!(summary(&again), summary(&explained), "nothing was charged");
 
             let mut scratch = Scratch::default();
-            let verdict = now(limiter.check(&rules, &mut scratch, &request, Effect::Charge).into_future());
+            let decided = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
+            let verdict = now(decided.into_future());
             let verdict = verdict.unwrap();
             prop_assert_eq!(
                 summary(&explained),
@@ -216,8 +217,10 @@ proptest! {
             // A rule must apply if and only if it charges the request.
             let mut scratch = Scratch::default();
             let charged = rules.charges(&request, limiter.now(), &mut scratch).unwrap();
-            let charged: Vec<&str> = charged.iter().filter_map(|charge| charge.limits.name()).collect();
-            let applied: Vec<&str> = explained.charges.iter().map(|charge| charge.rule.name()).collect();
+            let charged: Vec<&str> =
+                charged.iter().filter_map(|charge| charge.limits.name()).collect();
+            let applied: Vec<&str> =
+                explained.charges.iter().map(|charge| charge.rule.name()).collect();
             prop_assert_eq!(&applied, &charged);
             for rule in rules.iter() {
                 let failed = rule.failed_condition(&request, limiter.now());
@@ -235,14 +238,16 @@ proptest! {
                 prop_assert_eq!(charge.block.is_some(), charge.reason == Some(Reason::Blocked));
                 prop_assert_eq!(charge.current.len(), charge.policies.len());
                 // The check must have the same outcomes as the explanation.
-                let lines = verdict.lines.iter().filter(|line| line.rule == Some(charge.rule.name()));
+                let name = Some(charge.rule.name());
+                let lines = verdict.lines.iter().filter(|line| line.rule == name);
                 let outcomes: Vec<_> = lines.map(|line| line.outcome).collect();
                 if !outcomes.is_empty() {
                     prop_assert_eq!(&charge.next, &outcomes);
                 }
             }
             // A request denied by a limit must pass at the time stated in the explanation.
-            if let (Some(Reason::Limit), RetryAfter::After(wait)) = (explained.reason, explained.retry_after) {
+            let denied = (explained.reason, explained.retry_after);
+            if let (Some(Reason::Limit), RetryAfter::After(wait)) = denied {
                 clock.set(limiter.now().after(wait));
                 let later = explain(&limiter, &rules, &request).unwrap();
                 prop_assert!(later.allowed || later.reason != Some(Reason::Limit), "{:?}", later);

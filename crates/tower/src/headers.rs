@@ -149,8 +149,8 @@ impl HeaderWriter {
         self.write_all(verdict, now, headers);
     }
 
-    /// Adds the headers as [`Self::write`] does. Use this function for a writer that writes a single
-    /// response, because such a writer need not keep a value for the next response.
+    /// Adds the headers as [`Self::write`] does. Use this function for a writer that writes a
+    /// single response, because such a writer need not keep a value for the next response.
     pub fn write_once(mut self, verdict: &Verdict<'_>, now: Timestamp, headers: &mut HeaderMap) {
         self.is_reused = false;
         self.write_all(verdict, now, headers);

@@ -449,7 +449,10 @@ proptest! {
         prop_assert!(is_shown);
         let none_is_tighter = items
             .iter()
-            .all(|(_, r, t)| u128::from(*r) * u128::from(quota.1) >= u128::from(quota.0) * u128::from(*t * 1_000));
+            .all(|(_, r, t)| {
+                u128::from(*r) * u128::from(quota.1)
+                    >= u128::from(quota.0) * u128::from(*t * 1_000)
+            });
         prop_assert!(none_is_tighter);
     }
 }

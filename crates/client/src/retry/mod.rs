@@ -35,7 +35,8 @@ use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHos
 /// let policy = RetryPolicy { deadline: Span::from_secs(10), ..RetryPolicy::default() };
 /// let client = Client::builder(TokioExecutor::new()).build_http();
 /// let mut client = ServiceBuilder::new().layer(RetryLayer::new(policy)).service(client);
-/// let call = client.call(http::Request::get("http://127.0.0.1:8080/").body(Full::<Bytes>::default())?);
+/// let request = http::Request::get("http://127.0.0.1:8080/").body(Full::<Bytes>::default())?;
+/// let call = client.call(request);
 /// # drop(call);
 /// # Ok::<(), http::Error>(())
 /// ```

@@ -555,7 +555,12 @@ mod tests {
         /// including invalid states.
         #[test]
         fn the_combined_decision_equals_the_separate_methods(
-            (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),
+            (count, period) in prop::sample::select(vec![
+                (1, 60_000_000),
+                (1_000, 1_000_000),
+                (7, 1_000_000),
+                (u64::from(u32::MAX), 999_983),
+            ]),
             capacity in 1..50_u64,
             queue in any::<bool>(),
             ahead in -1_000_000..2_000_000_000_i64,
@@ -588,14 +593,20 @@ mod tests {
             }
             prop_assert_eq!(after, expected);
             let status = gcra.status(&after, now, 0);
-            prop_assert_eq!((outcome.remaining, outcome.reset_after), (status.remaining, status.reset_after));
+            prop_assert_eq!(
+                (outcome.remaining, outcome.reset_after),
+                (status.remaining, status.reset_after)
+            );
             let (retry, delay) = match outcome.allowed {
                 true => (RetryAfter::NOW, gcra.delay(&after, now, cost)),
                 false => (gcra.retry(&tat, now, 0, cost), Span::ZERO),
             };
             prop_assert_eq!((outcome.retry_after, outcome.delay), (retry, delay));
             prop_assert_eq!(is_hot, !outcome.allowed || outcome.remaining < capacity.div_ceil(2));
-            prop_assert_eq!((outcome.limit, outcome.over_limit, outcome.excess), (capacity, false, 0));
+            prop_assert_eq!(
+                (outcome.limit, outcome.over_limit, outcome.excess),
+                (capacity, false, 0)
+            );
         }
     }
 }

@@ -421,7 +421,9 @@ macro_rules! kernels {
             pub(crate) fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
                 type StateOf<C> = <C as Counter>::State;
                 match next()? {
-                    $($tag => StateOf::<$counter>::read(next).map(|state| Self::$variant(state.into())),)*
+                    $($tag => {
+                        StateOf::<$counter>::read(next).map(|state| Self::$variant(state.into()))
+                    })*
                     _ => None,
                 }
             }

@@ -364,11 +364,21 @@ proptest! {
     fn the_limit_stays_within_its_bounds(
         is_gradient in any::<bool>(),
         (min, more) in (1..=50_u32, 0..=1_000_000_u32),
-        learnt in prop::collection::vec((any::<u64>(), any::<u32>(), 0..4_u8, any::<u64>()), 0..200),
+        learnt in prop::collection::vec(
+            (any::<u64>(), any::<u32>(), 0..4_u8, any::<u64>()),
+            0..200,
+        ),
     ) {
         let max = min.saturating_add(more).min(MAX_ADAPTIVE);
         let method = if is_gradient { Method::default() } else { Method::Aimd(Aimd::default()) };
-        let settings = AdaptiveSettings { method, min, max, initial: min, samples: 1, ..AdaptiveSettings::default() };
+        let settings = AdaptiveSettings {
+            method,
+            min,
+            max,
+            initial: min,
+            samples: 1,
+            ..AdaptiveSettings::default()
+        };
         let mut limit = AdaptiveLimit::new(settings).unwrap();
         for (at, in_flight, ended, took) in learnt {
             let ended = match ended {

@@ -573,7 +573,12 @@ mod tests {
         #[test]
         fn holds_the_same_entries_as_a_map(
             operations in prop::collection::vec((any::<bool>(), 0_u64..400), 0..1_200),
-            spread in prop::sample::select(vec![0x9E37_79B9_7F4A_7C15_u64, 1 << 24, 0xFFFF_FFFF, 1]),
+            spread in prop::sample::select(vec![
+                0x9E37_79B9_7F4A_7C15_u64,
+                1 << 24,
+                0xFFFF_FFFF,
+                1,
+            ]),
         ) {
             let hash = |key: u64| (key / 3).wrapping_mul(spread);
             let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
@@ -581,7 +586,9 @@ mod tests {
             for (add, key) in operations {
                 table.prefetch(hash(key));
                 let found = find(&table, key);
-                let entry_found = table.find_mut(hash(key), &key.to_le_bytes()).map(|entry| key_of(entry));
+                let entry_found = table
+                    .find_mut(hash(key), &key.to_le_bytes())
+                    .map(|entry| key_of(entry));
                 prop_assert_eq!(entry_found, found.map(|_| key));
                 prop_assert_eq!(found.is_some(), model.contains_key(&key));
                 match found {
@@ -605,7 +612,8 @@ mod tests {
                 prop_assert_eq!(table.len(), model.len());
             }
             for key in 0..400 {
-                prop_assert_eq!(find(&table, key).map(|number| key_of(&table[number])), model.get(&key).map(|()| key));
+                let found = find(&table, key).map(|number| key_of(&table[number]));
+                prop_assert_eq!(found, model.get(&key).map(|()| key));
             }
             let mut held: Vec<u64> = table.iter().map(key_of).collect();
             held.sort_unstable();
@@ -642,7 +650,9 @@ mod tests {
         fn a_full_round_visits_every_entry(count in 1_u64..300) {
             let mut table = Table::default();
             let hash = |key: u64| key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            (0..count).for_each(|key| table.insert(hash(key), entry(key), |entry| hash(key_of(entry))));
+            (0..count).for_each(|key| {
+                table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
+            });
             let (mut met, mut at) = (Vec::new(), 0);
             for _ in 0..count {
                 let number = table.next_from(at).unwrap();

@@ -221,7 +221,8 @@ impl LimitSpec {
     ///
     /// let spec = LimitSpec::parse_shorthand("100/s burst 20", None)?;
     /// assert_eq!((spec.algorithm, spec.burst), (Some(AlgorithmName::Gcra), Some(20)));
-    /// let refused = LimitSpec::parse_shorthand("100/s burst 20", Some(AlgorithmName::FixedWindow));
+    /// let window = Some(AlgorithmName::FixedWindow);
+    /// let refused = LimitSpec::parse_shorthand("100/s burst 20", window);
     /// assert_eq!(refused.unwrap_err().field, "burst");
     /// # Ok::<(), tidegate_core::LimitError>(())
     /// ```

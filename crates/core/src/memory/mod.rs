@@ -12,22 +12,22 @@
 //! step per line:
 //!
 //! ```text
-//!   charges ─▶ hash each key ─▶ lock its shard                                 decide, locked_shards
-//!                                    │  now = the latest instant seen          shard
+//!   charges ─▶ hash each key ─▶ lock its shard                               decide, locked_shards
+//!                                    │  now = the latest instant seen        shard
 //!                                    ▼
-//!                               a block? ──────────────▶ Blocked               blocks
+//!                               a block? ──────────────▶ Blocked             blocks
 //!                                    │ no
 //!                                    ▼
-//!                    find the entry, reserve room ─────▶ Full                  hash_table, eviction
+//!                    find the entry, reserve room ─────▶ Full                hash_table, eviction
 //!                                    │
 //!                                    ▼
-//!           take each state out (a peek: borrow or copy it)                    entry
+//!           take each state out (a peek: borrow or copy it)                  entry
 //!                                    │
 //!                                    ▼
-//!     evaluate every limit ─▶ charge all, or none ─▶ report outcomes           pending
+//!     evaluate every limit ─▶ charge all, or none ─▶ report outcomes         pending
 //!                                    │
 //!                                    ▼
-//!              put states back, insert new keys, drop expired                  shard
+//!              put states back, insert new keys, drop expired                shard
 //!                                    │
 //!                                    ▼
 //!                             unlock ─▶ Admitted or Limited
@@ -214,7 +214,8 @@ impl<'a> From<&'a str> for BlockNote<'a> {
 ///
 /// ```
 /// use tidegate_core::{
-///     AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore, Timestamp, notation,
+///     AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, MemoryBounds, MemoryStore,
+///     Timestamp, notation,
 /// };
 ///
 /// let rate = notation::rate("2/min").unwrap();

@@ -188,7 +188,8 @@ impl ActiveHours {
     /// use tidegate_core::{Days, Hours, ActiveHours, Timestamp};
     ///
     /// let nights = vec![Hours::parse("22:00-06:00").unwrap()];
-    /// let nights = ActiveHours::new(nights, Days::parse("fri").unwrap(), "Europe/Berlin").unwrap();
+    /// let fridays = Days::parse("fri").unwrap();
+    /// let nights = ActiveHours::new(nights, fridays, "Europe/Berlin").unwrap();
     /// // 2026-06-20T05:00:00+02:00
     /// let saturday_at_5 = Timestamp::from_micros(1_781_924_400_000_000);
     /// assert!(nights.holds(saturday_at_5));

@@ -19,7 +19,8 @@ use crate::{eval::Cost, limit::bounds};
 /// use tidegate_core::{ResponseCost, Condition, Cost, Pattern, Request, When};
 ///
 /// let refused = Condition::new("status", Pattern::text("401").unwrap()).unwrap();
-/// let cost = ResponseCost::default().counting(When::all(vec![refused])).costing("tokens").unwrap();
+/// let cost = ResponseCost::default().counting(When::all(vec![refused]));
+/// let cost = cost.costing("tokens").unwrap();
 ///
 /// let charged = Cost::new(100).unwrap();
 /// let final_charge = |response: &[(&str, &str)]| {

@@ -141,7 +141,8 @@ mod tests {
             let at = at % packed.len();
             packed[at] = byte;
             let noise = [&[VERSION], noise.as_slice()].concat();
-            for (_, slice) in [&packed, &noise].into_iter().filter_map(|packed| ClosedSlice::unpack(packed)) {
+            let slices = [&packed, &noise].into_iter();
+            for (_, slice) in slices.filter_map(|packed| ClosedSlice::unpack(packed)) {
                 let streams = slice.groups.values().flat_map(|group| &group.streams);
                 let _ = top_keys(streams.flatten(), 9);
             }

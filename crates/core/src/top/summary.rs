@@ -194,7 +194,11 @@ mod tests {
 
         #[test]
         fn entries_survive_packing(
-            entries in prop::collection::btree_map(prop::collection::vec(any::<u8>(), 0..200), any::<(u64, u64)>(), 0..20)
+            entries in prop::collection::btree_map(
+                prop::collection::vec(any::<u8>(), 0..200),
+                any::<(u64, u64)>(),
+                0..20,
+            )
         ) {
             let rows = entries.iter().map(|(key, &(a, b))| (key.as_slice(), a.max(b), a.min(b)));
             let summary = Summary::new(0, rows.collect());

@@ -181,7 +181,11 @@ proptest! {
             "UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Beirut", "America/St_Johns", "Pacific/Apia",
             "America/Havana", "Asia/Kathmandu", "Africa/Cairo", "Australia/Lord_Howe", "Antarctica/Troll",
         ]),
-        unit in prop::sample::select(vec![CalendarUnit::Day, CalendarUnit::Week, CalendarUnit::Month]),
+        unit in prop::sample::select(vec![
+            CalendarUnit::Day,
+            CalendarUnit::Week,
+            CalendarUnit::Month,
+        ]),
         day in 1..=31_i8,
         now in prop_oneof![0..5_000_000_000_000_000_u64, 0..40 * DAY],
     ) {
@@ -196,7 +200,8 @@ proptest! {
         let first = date(&TimeZone::get(zone).expect("a zone"), start);
         match unit {
             CalendarUnit::Week => {
-                prop_assert!(start == 0 || first.weekday().to_monday_one_offset() == day.unwrap_or(1));
+                let weekday = first.weekday().to_monday_one_offset();
+                prop_assert!(start == 0 || weekday == day.unwrap_or(1));
                 prop_assert!(start == 0 || (end - start).abs_diff(7 * DAY) <= 25 * HOUR);
             }
             CalendarUnit::Month => {
@@ -206,7 +211,9 @@ proptest! {
                 let skipped = first.checked_sub(1.day()).is_ok_and(|before| before.day() == wanted);
                 prop_assert!(start == 0 || first.day() == wanted || skipped, "{first} for {day:?}");
             }
-            CalendarUnit::Day => prop_assert!(start == 0 || (end - start).abs_diff(DAY) <= 24 * HOUR),
+            CalendarUnit::Day => {
+                prop_assert!(start == 0 || (end - start).abs_diff(DAY) <= 24 * HOUR);
+            }
         }
     }
 }

@@ -106,7 +106,11 @@ proptest! {
     fn no_interval_exceeds_its_bound_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::limit),
         start in strategies::start(),
-        (before, during, after) in (strategies::asks(10), strategies::asks(10), strategies::asks(40)),
+        (before, during, after) in (
+            strategies::asks(10),
+            strategies::asks(10),
+            strategies::asks(40),
+        ),
         jump in jump(),
         through_a_snapshot in any::<bool>(),
     ) {

@@ -92,7 +92,9 @@ proptest! {
             }
             prop_assert_eq!(outcome.remaining, quota - holders.held_slots(now));
             last = Some(outcome);
-            let Some((index, action)) = action.filter(|_| !holders.all.is_empty()) else { continue };
+            let Some((index, action)) = action.filter(|_| !holders.all.is_empty()) else {
+                continue;
+            };
             let which = index.index(holders.all.len());
             let (others, units) = (holders.held_without(now, which), holders.all[which].units);
             match action {
@@ -101,7 +103,8 @@ proptest! {
                     store.settle(&[rule.charge(units)], receipt, &[Settlement::default()], at);
                 }
                 HolderAction::Renew => {
-                    let renewal = store.renew(&[rule.charge(units)], &mut holders.all[which].receipt, at);
+                    let receipt = &mut holders.all[which].receipt;
+                    let renewal = store.renew(&[rule.charge(units)], receipt, at);
                     let is_held = others <= quota - units;
                     prop_assert_eq!(renewal, if is_held { Renewal::Held } else { Renewal::Lost });
                     if is_held {
@@ -118,7 +121,10 @@ proptest! {
     fn a_renewed_lease_is_counted_until_it_is_released(
         limit in strategies::plain_limit(Kind::Concurrency),
         start in strategies::start(),
-        steps in prop::collection::vec((0..3_u64, 0..=2_u64, prop::option::of(any::<Index>())), 1..60),
+        steps in prop::collection::vec(
+            (0..3_u64, 0..=2_u64, prop::option::of(any::<Index>())),
+            1..60,
+        ),
     ) {
         let (quota, lease) = (limit.quota(), limit.window().as_micros());
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());

@@ -126,9 +126,13 @@ proptest! {
             let rules: Vec<Rule> = wave
                 .keys
                 .iter()
-                .map(|key| Rule { key: key_of(*key, wave.sizes), limits: sizes[wave.sizes].clone() })
+                .map(|key| Rule {
+                    key: key_of(*key, wave.sizes),
+                    limits: sizes[wave.sizes].clone(),
+                })
                 .collect();
-            let charges: Vec<Charge<'_>> = rules.iter().map(|rule| rule.charge(wave.cost)).collect();
+            let charges: Vec<Charge<'_>> =
+                rules.iter().map(|rule| rule.charge(wave.cost)).collect();
             let (known, before) = (store.stats(), kept.len());
             let (mut foreseen, mut outcomes) = (Vec::new(), Vec::new());
             let peeked = store.check(&charges, instant, Effect::Peek, &mut foreseen);

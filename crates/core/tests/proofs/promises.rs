@@ -139,7 +139,8 @@ proptest! {
     ) {
         let most = limit.quota();
         let (rule, quiet, noisy) = (Rule::new(b"key", vec![limit], false), one_shard(), one_shard());
-        let (mut now, mut splits, mut differences) = (start, splits.into_iter().cycle(), Vec::new());
+        let (mut now, mut differences) = (start, Vec::new());
+        let mut splits = splits.into_iter().cycle();
         walk(&rule, &quiet, start, &asks, |then, cost, outcome| {
             let between = now + (then - now) / 256 * u64::from(splits.next().unwrap_or(0));
             ask(&noisy, &rule, between, 1, Effect::Look);

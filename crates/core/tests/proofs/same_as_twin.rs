@@ -143,7 +143,8 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     let prices = prop::collection::vec(prop::option::weighted(0.8, strategies::price()), 3);
     prop_oneof![
-        20 => (prices, strategies::effect()).prop_map(|(prices, effect)| Event::Ask(prices, effect)),
+        20 => (prices, strategies::effect())
+            .prop_map(|(prices, effect)| Event::Ask(prices, effect)),
         1 => any::<Index>().prop_map(Event::Reset),
         1 => (any::<Index>(), 1..=10_000_u64).prop_map(|(rule, micros)| Event::Block(rule, micros)),
         1 => any::<Index>().prop_map(Event::Unblock),
@@ -195,7 +196,9 @@ proptest! {
                     let asks: Vec<(&Rule, u64)> = rules
                         .iter()
                         .zip(prices)
-                        .filter_map(|(rule, price)| Some((rule, price.as_ref()?.units(pair.last(*of)))))
+                        .filter_map(|(rule, price)| {
+                            Some((rule, price.as_ref()?.units(pair.last(*of))))
+                        })
                         .collect();
                     let gives_more = *effect == Effect::Refund && rules.iter().any(shares_denials);
                     if !asks.is_empty() && !gives_more {

@@ -167,12 +167,15 @@ proptest! {
                 line.push((begins, cost, Some(receipt)));
             }
             last = Some(outcome);
-            let waiting = line.iter().position(|(begins, _, receipt)| *begins > now && receipt.is_some());
+            let waiting = line
+                .iter()
+                .position(|(begins, _, receipt)| *begins > now && receipt.is_some());
             if let (Some((index, _)), Some(first)) = (settled, waiting) {
                 let left = first + index.index(line.len() - first);
                 if let (_, cost, Some(receipt)) = line.remove(left) {
                     let settlement = Settlement { unused: cost };
-                    store.settle(&[rule.charge(cost)], receipt, &[settlement], Timestamp::from_micros(now));
+                    let now = Timestamp::from_micros(now);
+                    store.settle(&[rule.charge(cost)], receipt, &[settlement], now);
                 }
             }
         }

@@ -142,7 +142,8 @@ proptest! {
             copy.check(&charges, at(now), Effect::Charge, &mut outcomes);
             let denied = outcomes.iter().filter(|outcome| !outcome.allowed);
             let waits = denied.map(|outcome| outcome.retry_after.span());
-            let Some(wait) = waits.collect::<Option<Vec<Span>>>().unwrap_or_default().into_iter().max() else {
+            let waits = waits.collect::<Option<Vec<Span>>>().unwrap_or_default();
+            let Some(wait) = waits.into_iter().max() else {
                 return Ok(());
             };
             let wait = wait.as_micros();

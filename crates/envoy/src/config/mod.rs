@@ -139,7 +139,10 @@ impl LoadedConfig {
 /// use tidegate_envoy::{File, read};
 ///
 /// let file = |text: &str| vec![File { name: "shop.yaml".into(), text: text.into() }];
-/// let sound = file("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 3}}]");
+/// let sound = file(
+///     "domain: shop\ndescriptors: \
+///      [{key: user, rate_limit: {unit: minute, requests_per_unit: 3}}]",
+/// );
 /// assert_eq!(read(sound, DomainFiles::One).unwrap().domains(), 1);
 ///
 /// let wrong = file("domain: shop\ndescriptors: [{key: user, rate_limit: {unit: moon}}]");

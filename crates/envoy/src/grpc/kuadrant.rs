@@ -248,10 +248,12 @@ mod tests {
                 ttl: Some(prost_types::Duration { seconds, nanos }),
             };
             let decoded = reserve_request(&reserve.encode_to_vec()).unwrap();
-            let micros = u64::try_from(seconds).unwrap() * 1_000_000 + u64::try_from(nanos).unwrap() / 1_000;
+            let micros = u64::try_from(seconds).unwrap() * 1_000_000
+                + u64::try_from(nanos).unwrap() / 1_000;
             prop_assert_eq!(&decoded.domain, &domain);
             prop_assert_eq!(decoded.descriptors.len(), descriptors.len());
-            prop_assert_eq!((decoded.amount, decoded.ttl), (number, Some(Span::from_micros(micros))));
+            let ttl = Some(Span::from_micros(micros));
+            prop_assert_eq!((decoded.amount, decoded.ttl), (number, ttl));
             let commit = wire::CommitRequest {
                 domain,
                 descriptors,

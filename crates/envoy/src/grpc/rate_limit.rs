@@ -306,7 +306,11 @@ mod tests {
     proptest! {
         #[test]
         fn messages_written_by_prost_are_read(domain in ".{0,9}", descriptors in vec(wire_descriptor(), 0..6), hits_addend: u32) {
-            let wire = WireRequest { domain: domain.clone(), descriptors: descriptors.clone(), hits_addend };
+            let wire = WireRequest {
+                domain: domain.clone(),
+                descriptors: descriptors.clone(),
+                hits_addend,
+            };
             let read = request(&wire.encode_to_vec()).unwrap();
             let descriptors = descriptors.iter().map(expected).collect();
             prop_assert_eq!(read, RateLimitRequest { domain, descriptors, hits_addend });
@@ -314,7 +318,10 @@ mod tests {
 
         #[test]
         fn a_truncated_or_changed_message_is_read_or_rejected(
-            descriptors in vec(wire_descriptor(), 0..6), at: prop::sample::Index, byte: u8, cut: bool,
+            descriptors in vec(wire_descriptor(), 0..6),
+            at: prop::sample::Index,
+            byte: u8,
+            cut: bool,
         ) {
             let wire = WireRequest { domain: "shop".into(), descriptors, hits_addend: 1 };
             let mut bytes = wire.encode_to_vec();

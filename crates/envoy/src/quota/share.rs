@@ -95,7 +95,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_add_up_exactly(total in total(), demands in vec(demand(), 0..40), vacant in 0..3_usize) {
+        fn shares_add_up_exactly(
+            total in total(),
+            demands in vec(demand(), 0..40),
+            vacant in 0..3_usize,
+        ) {
             prop_assume!(!demands.is_empty() || vacant > 0);
             let shares = divide(total, &demands, vacant);
             prop_assert_eq!(shares.len(), demands.len() + vacant);
@@ -104,7 +108,11 @@ mod tests {
         }
 
         #[test]
-        fn every_stream_gets_the_minimum_share(total in total(), demands in vec(demand(), 1..40), vacant in 0..3_usize) {
+        fn every_stream_gets_the_minimum_share(
+            total in total(),
+            demands in vec(demand(), 1..40),
+            vacant in 0..3_usize,
+        ) {
             let seats = (demands.len() + vacant) as u64;
             for share in divide(total, &demands, vacant) {
                 prop_assert!(share >= total / (FLOOR * seats));
@@ -112,7 +120,10 @@ mod tests {
         }
 
         #[test]
-        fn more_demand_never_gets_a_smaller_share(total in total(), demands in vec(demand(), 2..40)) {
+        fn more_demand_never_gets_a_smaller_share(
+            total in total(),
+            demands in vec(demand(), 2..40),
+        ) {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
@@ -124,7 +135,11 @@ mod tests {
         }
 
         #[test]
-        fn equal_demands_differ_by_at_most_one(total in total(), seats in 1..40_usize, demand in demand()) {
+        fn equal_demands_differ_by_at_most_one(
+            total in total(),
+            seats in 1..40_usize,
+            demand in demand(),
+        ) {
             let shares = divide(total, &vec![demand; seats], 0);
             let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
             prop_assert!(most - least <= 1);

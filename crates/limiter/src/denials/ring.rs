@@ -203,10 +203,12 @@ mod tests {
                 })
                 .collect();
             let lost = usize::try_from(lost).unwrap();
-            let expected: Vec<(usize, usize)> = lengths.iter().copied().enumerate().skip(lost).rev().collect();
+            let kept_lengths = lengths.iter().copied().enumerate().skip(lost);
+            let expected: Vec<(usize, usize)> = kept_lengths.rev().collect();
             prop_assert_eq!(kept, expected);
             // All but at most two segments are more than half full.
-            prop_assert!(lost == 0 || (lengths.len() - lost) * MAX_RECORD_BYTES > (segments - 2) * SEGMENT_BYTES / 2);
+            let kept_at_most = (lengths.len() - lost) * MAX_RECORD_BYTES;
+            prop_assert!(lost == 0 || kept_at_most > (segments - 2) * SEGMENT_BYTES / 2);
         }
     }
 

@@ -263,7 +263,9 @@ mod tests {
         }
 
         #[test]
-        fn a_reservation_is_written_only_after_it_was_outstanding_for_a_while(number in any::<u8>()) {
+        fn a_reservation_is_written_only_after_it_was_outstanding_for_a_while(
+            number in any::<u8>(),
+        ) {
             let mut changes = ExpiryQueueChanges::new(usize::MAX);
             changes.add([number; 16]);
             prop_assert_eq!(changes.next_unwritten(), None);

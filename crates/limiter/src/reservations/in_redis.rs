@@ -136,8 +136,8 @@ impl ServerLimiter {
         Ok((uncharged, refund))
     }
 
-    /// Ends this server's part of a reservation that an earlier call has settled in Redis at `cost`.
-    /// If that call was sent by this server and failed, it was not counted yet.
+    /// Ends this server's part of a reservation that an earlier call has settled in Redis at
+    /// `cost`. If that call was sent by this server and failed, it was not counted yet.
     pub(super) fn end_own_part_of_settled(
         &self,
         charges: &OwnedCharges,

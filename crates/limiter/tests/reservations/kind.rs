@@ -211,8 +211,8 @@ impl Kind {
         }
     }
 
-    /// Returns until when a unit counts that is charged at `at`: at least, and at most. For a window
-    /// that begins with a request, the window may have begun before.
+    /// Returns until when a unit counts that is charged at `at`: at least, and at most. For a
+    /// window that begins with a request, the window may have begun before.
     pub(crate) fn counted_until(self, change: Change, at: u64) -> (u64, u64) {
         let window = self.window(change);
         let end = |window: u64, windows: u64| (at / window + windows) * window;

@@ -211,8 +211,9 @@ fn rules_with(limits: &str) -> String {
         .replace("WINDOW", WINDOW)
 }
 
-/// A reload adds a limit to a rule, removes one, or changes an algorithm. A renewal still renews what
-/// was reserved, whether the slot is held or was lost, and the settlement gives everything back.
+/// A reload adds a limit to a rule, removes one, or changes an algorithm. A renewal still renews
+/// what was reserved, whether the slot is held or was lost, and the settlement gives everything
+/// back.
 #[test]
 fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
     on_each_backend(|runtime, backend| {
@@ -253,8 +254,8 @@ fn a_renewal_after_a_change_of_the_rule_renews_what_was_reserved() {
 }
 
 /// A reload changes the number of limits, or an algorithm, and a request uses the new limits. Then
-/// the slot cannot be found any more: a renewal reports that it is lost, and it stays held until its
-/// lease ends, even if another reload undoes the change.
+/// the slot cannot be found any more: a renewal reports that it is lost, and it stays held until
+/// its lease ends, even if another reload undoes the change.
 #[test]
 fn a_slot_is_lost_after_a_request_under_a_changed_rule() {
     on_each_backend(|runtime, backend| {

@@ -544,8 +544,8 @@ impl Key {
     }
 
     /// Renews slots that are held until `until`, if the limits do not change. Returns whether they
-    /// are certainly renewed or certainly lost. If this is not certain, `is_renewed` is the reply of
-    /// the server.
+    /// are certainly renewed or certainly lost. If this is not certain, `is_renewed` is the reply
+    /// of the server.
     fn renew(
         &mut self,
         charge: &mut Charge,

@@ -184,7 +184,8 @@ mod tests {
         #[test]
         fn every_plain_host_is_valid(host in "[a-zA-Z0-9.:@%_\\-]{0,12}", is_long in any::<bool>()) {
             let host = if is_long { host.repeat(30) } else { host };
-            let is_valid = Authority::try_from(host.as_bytes()).is_ok_and(|host| is_single_host(&host));
+            let is_valid = Authority::try_from(host.as_bytes())
+                .is_ok_and(|host| is_single_host(&host));
             prop_assert!(!is_simple_host(host.as_bytes()) || is_valid);
         }
     }

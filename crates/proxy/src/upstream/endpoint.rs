@@ -161,7 +161,10 @@ impl Endpoint {
         failed.fetch_add(1, Ordering::Relaxed);
         if self.health.record_failure() == LogDecision::Log {
             tracing::warn!(
-                upstream = %self.settings().name, endpoint = %self.address.url, failure = error.as_str(), cause = self.health.cause(error),
+                upstream = %self.settings().name,
+                endpoint = %self.address.url,
+                failure = error.as_str(),
+                cause = self.health.cause(error),
                 "upstream endpoint failing (further failures suppressed until it recovers)"
             );
         }
@@ -172,7 +175,9 @@ impl Endpoint {
             return;
         }
         tracing::warn!(
-            upstream = %self.settings().name, endpoint = %self.address.url, duration = ?ejection.time,
+            upstream = %self.settings().name,
+            endpoint = %self.address.url,
+            duration = ?ejection.time,
             "endpoint ejected after {} consecutive failures", ejection.failures
         );
         let endpoint = Arc::downgrade(self);

@@ -98,7 +98,9 @@ impl CheckStreak {
         };
         if self.bad >= check.unhealthy_after && health.mark_down() {
             tracing::warn!(
-                upstream = %endpoint.settings().name, endpoint = %endpoint.address.url, problem = problem.unwrap_or_default(),
+                upstream = %endpoint.settings().name,
+                endpoint = %endpoint.address.url,
+                problem = problem.unwrap_or_default(),
                 "health check failed: endpoint marked down, used only if no other endpoint is healthy"
             );
         }

@@ -102,7 +102,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (1..8_u8, strategies::ask()).prop_map(|(rules, ask)| Step::Reserve { rules, ask }),
         6 => settle(),
         6 => any::<Index>().prop_map(|which| Step::Renew { which }),
-        1 => (any::<Index>(), 1..=1_000_000_u64).prop_map(|(rule, micros)| Step::Block { rule, micros }),
+        1 => (any::<Index>(), 1..=1_000_000_u64)
+            .prop_map(|(rule, micros)| Step::Block { rule, micros }),
         1 => any::<Index>().prop_map(|rule| Step::Unblock { rule }),
         1 => any::<Index>().prop_map(|rule| Step::Reset { rule }),
         2 => (any::<Index>(), limits()).prop_map(|(rule, limits)| Step::Change { rule, limits }),
@@ -458,7 +459,8 @@ fn trace_of_schedules() -> impl Strategy<Value = Trace> {
     let limits = prop::collection::vec(kind.prop_flat_map(strategies::plain_limit), 2..=4);
     let step = prop_oneof![
         12 => strategies::ask().prop_map(|ask| Step::Ask { rules: 1, ask }),
-        1 => (any::<Index>(), 1..=1_000_u64).prop_map(|(rule, micros)| Step::Block { rule, micros }),
+        1 => (any::<Index>(), 1..=1_000_u64)
+            .prop_map(|(rule, micros)| Step::Block { rule, micros }),
         1 => any::<Index>().prop_map(|rule| Step::Unblock { rule }),
         1 => any::<Index>().prop_map(|rule| Step::Reset { rule }),
     ];

@@ -330,8 +330,8 @@ async fn a_reservation_expires_in_all_hash_slots_at_the_exact_microsecond() {
     }
 }
 
-/// The first call cannot refund a key whose state has other limits, and fails in the last hash slot.
-/// The call that completes the settlement reports that units stay charged.
+/// The first call cannot refund a key whose state has other limits, and fails in the last hash
+/// slot. The call that completes the settlement reports that units stay charged.
 #[tokio::test]
 async fn units_that_stay_charged_in_an_earlier_call_are_reported() {
     let fixture = Fixture::start().await;

@@ -110,7 +110,10 @@ impl RedisCluster {
 
 fn holds(range: &str, slot: u32) -> bool {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
-    matches!((first.parse::<u32>(), last.parse::<u32>()), (Ok(first), Ok(last)) if (first..=last).contains(&slot))
+    matches!(
+        (first.parse::<u32>(), last.parse::<u32>()),
+        (Ok(first), Ok(last)) if (first..=last).contains(&slot)
+    )
 }
 
 fn node() -> RedisServer {

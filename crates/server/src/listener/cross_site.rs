@@ -48,7 +48,10 @@ pub(super) fn check(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem
             .ok()
             .and_then(|origin| origin.split_once("://"))
             .map(|(_, authority)| authority);
-        matches!((authority, host), (Some(authority), Some(host)) if authority.eq_ignore_ascii_case(host))
+        matches!(
+            (authority, host),
+            (Some(authority), Some(host)) if authority.eq_ignore_ascii_case(host)
+        )
     };
     if !is_own_fetch(headers) || !headers.get_all(ORIGIN).iter().all(is_own_origin) {
         return Err(Problem::new(

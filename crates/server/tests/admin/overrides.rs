@@ -727,8 +727,8 @@ fn separator(path: &str) -> char {
     if path.contains('?') { '&' } else { '?' }
 }
 
-/// Where the limits of an override are not valid for the rule, or for a plan, the key has the limits
-/// of the rule or of the plan.
+/// Where the limits of an override are not valid for the rule, or for a plan, the key has the
+/// limits of the rule or of the plan.
 #[test]
 fn an_inactive_override_is_not_shown_as_applied() {
     let listener = TestListener::open();

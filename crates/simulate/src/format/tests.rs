@@ -260,7 +260,11 @@ proptest::proptest! {
     }
 
     #[test]
-    fn no_damage_makes_a_parser_panic(at in 0_usize..200, byte in proptest::prelude::any::<char>(), which in 0_usize..6) {
+    fn no_damage_makes_a_parser_panic(
+        at in 0_usize..200,
+        byte in proptest::prelude::any::<char>(),
+        which in 0_usize..6,
+    ) {
         let lines = [
             r#"203.0.113.9 - - [22/Nov/2026:06:25:14 +0100] "GET /api/orders?page=2 HTTP/1.1" 200 1534 "-" "Moz\x22illa" "x""#,
             r#"[2016-04-15T20:17:00.310Z] "POST /api/v1/locations HTTP/2" 204 - 154 0 226 100 "203.0.113.9,10.0.35.28" "nsq2http" "c" "locations" "tcp://10.0.2.1:80""#,

@@ -141,10 +141,10 @@ impl OwnedCharges {
         }
     }
 
-    /// Returns the charges, in the same order, under the limits with which their leases are renewed.
-    /// These are the limits that apply at `now`, which also decide whether a lost slot can be
-    /// acquired again. Under other rates, windows or leases, the store could not find the slots, so
-    /// such a charge keeps its limits.
+    /// Returns the charges, in the same order, under the limits with which their leases are
+    /// renewed. These are the limits that apply at `now`, which also decide whether a lost slot can
+    /// be acquired again. Under other rates, windows or leases, the store could not find the slots,
+    /// so such a charge keeps its limits.
     #[must_use]
     pub fn for_renewal(&self, rules: &Arc<RuleSet>, now: Timestamp) -> ChargesToRenew {
         let mut charges = self.under_current_limits(rules, now);

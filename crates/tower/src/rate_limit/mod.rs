@@ -99,7 +99,8 @@ use crate::{
 /// let store = MemoryStore::new(MemoryBounds::default());
 /// let limiter = Arc::new(Limiter::new(RuleSet::default(), store, Clock::real()));
 /// let layer = RateLimitLayer::new(limiter).cost_by(|request| {
-///     let bytes = request.headers.get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
+///     let length = request.headers.get("content-length");
+///     let bytes = length.and_then(|length| length.to_str().ok()?.parse().ok());
 ///     tidegate_core::Cost::new(bytes.unwrap_or(1)).unwrap_or(tidegate_core::Cost::ONE)
 /// });
 /// # let _ = layer;

@@ -346,7 +346,8 @@ fn documents() -> impl Strategy<Value = Value> {
         prop_oneof![
             1 => prop::collection::vec(inner.clone(), 0..4).prop_map(Value::Array),
             5 => prop::collection::btree_map(name.clone(), inner, 0..8).prop_map(|map| {
-                Value::Object(map.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+                let members = map.into_iter();
+                Value::Object(members.map(|(name, value)| (name.to_owned(), value)).collect())
             }),
         ]
     });

@@ -34,7 +34,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => prop::sample::select(vec![200, 401]).prop_map(Step::Ask),
         1 => Just(Step::GiveUp),
-        4 => (any::<usize>(), any::<bool>()).prop_map(|(which, is_read)| Step::End { which, is_read }),
+        4 => (any::<usize>(), any::<bool>())
+            .prop_map(|(which, is_read)| Step::End { which, is_read }),
     ];
     prop::collection::vec(step, 0..60)
 }
@@ -98,7 +99,8 @@ proptest! {
                 Step::Ask(status) => {
                     let asked = service.call(get(&format!("/{status}")));
                     let response = asked.now_or_never().unwrap().unwrap();
-                    prop_assert_eq!(response.status().as_u16(), if admits { status } else { denied });
+                    let expected = if admits { status } else { denied };
+                    prop_assert_eq!(response.status().as_u16(), expected);
                     if admits {
                         model.underway.push((status, response.into_body()));
                     }

@@ -174,8 +174,8 @@ impl Browser {
     )]
     pub(crate) fn wait_until(&mut self, expression: &str) {
         let deadline = Instant::now() + TIMEOUT;
-        // During navigation, the page or the element may not exist yet, so an exception and an error
-        // of the browser are treated as false.
+        // During navigation, the page or the element may not exist yet, so an exception and an
+        // error of the browser are treated as false.
         let tried = format!(
             "(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         );

@@ -189,7 +189,11 @@ proptest! {
     ) {
         let none = HeaderMap::new();
         let policy = RetryPolicy {
-            backoff: Backoff::new(Span::from_micros(base), Span::from_secs(20), crate::Jitter::Full),
+            backoff: Backoff::new(
+                Span::from_micros(base),
+                Span::from_secs(20),
+                crate::Jitter::Full,
+            ),
             max_tries: u32::MAX,
             ..RetryPolicy::default()
         };

@@ -32,7 +32,10 @@ use crate::{
 /// ```
 /// use tidegate_core::{AlgorithmName, LimitSpec, Limits, notation};
 ///
-/// let limit = |text| LimitSpec::shorthand(notation::rate(text).unwrap(), AlgorithmName::SlidingWindowLog).build().unwrap();
+/// let limit = |text| {
+///     let rate = notation::rate(text).unwrap();
+///     LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowLog).build().unwrap()
+/// };
 /// let limits = Limits::new(vec![limit("1/s"), limit("20/min")]).unwrap().named("api");
 /// assert_eq!((limits.name(), limits.len()), (Some("api"), 2));
 /// ```

@@ -509,8 +509,15 @@ mod tests {
         /// removals, growth and changed limits.
         #[test]
         fn the_byte_count_is_exact(
-            operations in prop::collection::vec((0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64), 1..300),
-            when_full in prop::sample::select(vec![WhenFull::Evict, WhenFull::Deny, WhenFull::Allow]),
+            operations in prop::collection::vec(
+                (0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64),
+                1..300,
+            ),
+            when_full in prop::sample::select(vec![
+                WhenFull::Evict,
+                WhenFull::Deny,
+                WhenFull::Allow,
+            ]),
         ) {
             let store = MemoryStore::new(MemoryBounds { max_keys: 30, max_bytes: 1, when_full });
             let (limits, mut now, mut outcomes) = (limits(), 1_000_000, Vec::new());
@@ -530,14 +537,20 @@ mod tests {
                         held.push((long.clone(), limit, cost, receipt));
                     }
                     5 => for (key, limit, cost, receipt) in &mut held {
-                        store.renew(&[Charge::new(key, &limits[*limit], *cost).unwrap()], receipt, at);
+                        let charge = Charge::new(key, &limits[*limit], *cost).unwrap();
+                        store.renew(&[charge], receipt, at);
                     },
                     6 => for (key, limit, cost, receipt) in held.drain(..) {
                         let charge = Charge::new(&key, &limits[limit], cost).unwrap();
                         store.settle(&[charge], receipt, &[Settlement { unused: 1 }], at);
                     },
                     _ => {
-                        let effect = [Effect::Charge, Effect::Charge, Effect::Peek, Effect::Refund][usize::from(effect)];
+                        let effect = [
+                            Effect::Charge,
+                            Effect::Charge,
+                            Effect::Peek,
+                            Effect::Refund,
+                        ][usize::from(effect)];
                         store.check(&charges, at, effect, &mut outcomes);
                     }
                 }

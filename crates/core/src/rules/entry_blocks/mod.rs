@@ -327,8 +327,8 @@ impl EntryBlocks {
     }
 
     /// Returns up to `most` blocks that `select` accepts, starting after the target `after` and
-    /// sorted by target. Blocks that do not depend on a rule come first. `select` is called with each
-    /// block, even if it is not on the page, so the caller can count those that it accepts.
+    /// sorted by target. Blocks that do not depend on a rule come first. `select` is called with
+    /// each block, even if it is not on the page, so the caller can count those that it accepts.
     #[must_use]
     pub fn page(
         &self,

@@ -33,8 +33,8 @@ const INEXPRESSIBLE: &[&str] = &[
     "metric-keys",
 ];
 
-/// The load error cases whose files are not valid YAML, or whose fields or units do not exist in the
-/// resource type.
+/// The load error cases whose files are not valid YAML, or whose fields or units do not exist in
+/// the resource type.
 const INEXPRESSIBLE_ERRORS: &[&str] = &[
     "bad-unit",
     "unknown-key",

@@ -70,8 +70,8 @@ pub(super) async fn explain(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns a hint about each entry that names a plan, if none of the rules that apply has this plan.
-/// The rules' own limits then apply.
+/// Returns a hint about each entry that names a plan, if none of the rules that apply has this
+/// plan. The rules' own limits then apply.
 fn unknown_plans(request: &Request<'_>, explanation: &Explanation<'_>) -> Option<String> {
     let rules = || explanation.charges.iter().map(|charge| charge.rule);
     let unknown = request.entries().iter().filter_map(|(entry, plan)| {

@@ -205,8 +205,8 @@ fn fewer_limits(rule: &Rule, replacement: &Replacement) -> Option<String> {
     })
 }
 
-/// Returns a hint if a limit of an override has no burst or capacity, although the limit of the rule
-/// at its position has one. The override does not keep it.
+/// Returns a hint if a limit of an override has no burst or capacity, although the limit of the
+/// rule at its position has one. The override does not keep it.
 fn without_burst(rule: &Rule, replacement: &Replacement) -> Option<String> {
     let Replacement::Limits(limits) = replacement else {
         return None;

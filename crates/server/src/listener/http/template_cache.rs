@@ -206,7 +206,8 @@ mod tests {
             let mut changed = body.clone().into_bytes();
             changed.splice(at..at + key.len(), other);
             if let Some((found, _)) = cache.find(&changed) {
-                let (now, before) = (json::object(&changed).unwrap(), json::object(body.as_bytes()).unwrap());
+                let now = json::object(&changed).unwrap();
+                let before = json::object(body.as_bytes()).unwrap();
                 prop_assert_eq!(now.len(), before.len());
                 for ((name, now), (expected, before)) in now.iter().zip(&before) {
                     prop_assert_eq!(name, expected);

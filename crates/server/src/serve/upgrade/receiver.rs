@@ -154,8 +154,8 @@ impl Takeover {
         if !is_unix_socket {
             return Err(TakeoverError::NotASocket);
         }
-        // For the socket of a process outside the PID namespace, the system reports the process 0. The
-        // parent of the first process in the namespace has this number too.
+        // For the socket of a process outside the PID namespace, the system reports the process 0.
+        // The parent of the first process in the namespace has this number too.
         let parent = parent.ok_or(TakeoverError::ParentOutside)?;
         let peer = sockopt::socket_peercred(&socket).map_err(io::Error::from)?;
         if peer.pid != parent || peer.uid != geteuid() {
