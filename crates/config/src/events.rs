@@ -349,8 +349,7 @@ fn webhook_url(value: &Value<'_>, report: &mut Report) -> Option<String> {
                 .is_some_and(|authority| !authority.as_str().contains('@'))
     });
     if !is_sound {
-        let message =
-            "is not a URL with http or https; give a URL such as https://example.com/hook, without a user name";
+        let message = "is not a URL with http or https; give a URL such as https://example.com/hook, without a user name";
         value.wrong(report, message);
         return None;
     }

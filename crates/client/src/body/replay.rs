@@ -129,7 +129,7 @@ where
         debug_assert!(this.number <= source.latest);
         if source.latest != this.number {
             return Poll::Ready(Some(Err(
-                "the request was sent again, so this attempt's body ends".into()
+                "the request was sent again, so this attempt's body ends".into(),
             )));
         }
         if let Some(frame) = source.buffered.get(this.sent) {

@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    /// If the store has few keys, one call of `page` visits all shards.
+    /// If the store has few keys, one call of `keys` visits all shards.
     #[test]
     fn a_few_keys_are_on_one_page() {
         let keys = Keys::new();
