@@ -474,6 +474,7 @@ pub(crate) struct KeysOptions {
     pub(crate) rule: String,
     /// The maximum number of keys to list
     #[arg(short = 'n', default_value = "100", value_name = "N")]
+    #[arg(allow_hyphen_values = true, value_parser = key_count)]
     pub(crate) count: usize,
     /// The position to continue from, as printed at the end of an earlier list
     #[arg(long, value_name = "POSITION")]
@@ -768,6 +769,11 @@ pub(crate) enum LogFormatName {
     Json,
 }
 
+fn key_count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "expected a number of keys, such as 100".to_owned())
+}
+
 fn name_the_option(file: &str) -> Result<Infallible, String> {
     let file = print::printable(file);
     Err(format!(
@@ -842,6 +848,16 @@ mod tests {
         ] {
             let kind = parse(options).unwrap_err().kind();
             assert_eq!(kind, ErrorKind::ArgumentConflict, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_number_of_keys_is_explained() {
+        for text in ["x", "-5", "1.5"] {
+            let arguments = ["tidegate", "keys", "api", "-n", text];
+            let error = Args::try_parse_from(arguments).unwrap_err().to_string();
+            let expected = format!("'{text}' for '-n <N>': expected a number of keys, such as 100");
+            assert!(error.contains(&expected), "{error}");
         }
     }
 
