@@ -91,9 +91,9 @@ pub(crate) trait Counter: Sized {
         true
     }
 
-    fn status(&self, state: &Self::State, now: Timestamp, part: usize) -> LimitStatus;
+    fn status(&self, state: &Self::State, now: Timestamp, window: usize) -> LimitStatus;
 
-    fn retry(&self, state: &Self::State, now: Timestamp, part: usize, cost: u64) -> RetryAfter;
+    fn retry(&self, state: &Self::State, now: Timestamp, window: usize, cost: u64) -> RetryAfter;
 
     fn excess(&self, _state: &Self::State, _now: Timestamp) -> u64 {
         0

@@ -234,14 +234,14 @@ impl Counter for FixedWindow {
         0
     }
 
-    fn status(&self, state: &WindowState, now: Timestamp, _part: usize) -> LimitStatus {
+    fn status(&self, state: &WindowState, now: Timestamp, _window: usize) -> LimitStatus {
         LimitStatus {
             remaining: self.limit.saturating_sub(state.count_at(now)),
             reset_after: state.end().since(now),
         }
     }
 
-    fn retry(&self, state: &WindowState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
+    fn retry(&self, state: &WindowState, now: Timestamp, _window: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;
         }

@@ -497,7 +497,7 @@ impl Counter for Gcra {
         Mark::TatAfter(*tat)
     }
 
-    fn status(&self, tat: &ExactMicros, now: Timestamp, _part: usize) -> LimitStatus {
+    fn status(&self, tat: &ExactMicros, now: Timestamp, _window: usize) -> LimitStatus {
         let base = self.base(*tat, now);
         let room = self.minus(self.latest_tat(now), base);
         let remaining = if room < self.unit {
@@ -511,7 +511,7 @@ impl Counter for Gcra {
         }
     }
 
-    fn retry(&self, tat: &ExactMicros, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
+    fn retry(&self, tat: &ExactMicros, now: Timestamp, _window: usize, cost: u64) -> RetryAfter {
         if cost > self.capacity {
             return RetryAfter::Never;
         }

@@ -304,7 +304,7 @@ impl Counter for Interval {
         Mark::FullAt(state.full_at)
     }
 
-    fn status(&self, state: &IntervalState, now: Timestamp, _part: usize) -> LimitStatus {
+    fn status(&self, state: &IntervalState, now: Timestamp, _window: usize) -> LimitStatus {
         let missing = self.missing(state, now).tokens;
         let remaining = u128::from(self.capacity).saturating_sub(missing);
         LimitStatus {
@@ -313,7 +313,13 @@ impl Counter for Interval {
         }
     }
 
-    fn retry(&self, state: &IntervalState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
+    fn retry(
+        &self,
+        state: &IntervalState,
+        now: Timestamp,
+        _window: usize,
+        cost: u64,
+    ) -> RetryAfter {
         if cost > self.capacity {
             return RetryAfter::Never;
         }

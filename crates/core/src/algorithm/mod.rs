@@ -312,29 +312,29 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the status of the window with index `part`; kernels with one window ignore
-            /// `part`.
-            pub(crate) fn status(&self, state: &State, now: Timestamp, part: usize) -> LimitStatus {
+            /// Returns the status of the window with index `window`; kernels with one window
+            /// ignore `window`.
+            pub(crate) fn status(&self, state: &State, now: Timestamp, window: usize) -> LimitStatus {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
-                        kernel.status(state, now, part)
+                        kernel.status(state, now, window)
                     })*
                     _ => unreachable!("{MISMATCH}"),
                 }
             }
 
-            /// Returns how long it takes until the window with index `part`, which denies `cost`
+            /// Returns how long it takes until the window with index `window`, which denies `cost`
             /// now, would admit `cost`. For concurrency slots, the time is an estimate.
             pub(crate) fn retry(
                 &self,
                 state: &State,
                 now: Timestamp,
-                part: usize,
+                window: usize,
                 cost: u64,
             ) -> RetryAfter {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
-                        kernel.retry(state, now, part, cost)
+                        kernel.retry(state, now, window, cost)
                     })*
                     _ => unreachable!("{MISMATCH}"),
                 }

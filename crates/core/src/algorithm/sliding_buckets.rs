@@ -324,7 +324,7 @@ impl Counter for Buckets {
         0
     }
 
-    fn status(&self, state: &BucketsState, now: Timestamp, _part: usize) -> LimitStatus {
+    fn status(&self, state: &BucketsState, now: Timestamp, _window: usize) -> LimitStatus {
         LimitStatus {
             remaining: self.limit.saturating_sub(state.total),
             reset_after: state.expires().since(now),
@@ -332,7 +332,7 @@ impl Counter for Buckets {
     }
 
     /// Returns the time until enough of the oldest buckets have expired to admit `cost`.
-    fn retry(&self, state: &BucketsState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
+    fn retry(&self, state: &BucketsState, now: Timestamp, _window: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;
         }

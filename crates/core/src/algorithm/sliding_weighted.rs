@@ -270,7 +270,7 @@ impl Counter for WeightedWindow {
         0
     }
 
-    fn status(&self, state: &WeightedState, now: Timestamp, _part: usize) -> LimitStatus {
+    fn status(&self, state: &WeightedState, now: Timestamp, _window: usize) -> LimitStatus {
         LimitStatus {
             remaining: self.room(state, now),
             reset_after: state.expires().since(now),
@@ -280,7 +280,13 @@ impl Counter for WeightedWindow {
     /// Returns the time until enough units have left the sliding window. Units of the previous
     /// window leave during the current window. If more units must leave, units of the current
     /// window leave during the next window.
-    fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
+    fn retry(
+        &self,
+        state: &WeightedState,
+        now: Timestamp,
+        _window: usize,
+        cost: u64,
+    ) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;
         }

@@ -14,7 +14,7 @@ pub(crate) struct LimitGroup {
     pub(crate) kernel: Kernel,
     /// The index of each of the group's limits in the rule's list of limits. In a sliding window
     /// log, each limit is a window over the log.
-    pub(crate) parts: Vec<usize>,
+    pub(crate) limit_indices: Vec<usize>,
     pub(crate) denials: DenialCounting,
 }
 
@@ -73,7 +73,7 @@ impl LimitGroup {
     pub(crate) fn join(&mut self, kernel: &Kernel, index: usize) {
         if let (Kernel::Log(log), Kernel::Log(other)) = (&mut self.kernel, kernel) {
             log.join(other);
-            self.parts.push(index);
+            self.limit_indices.push(index);
         }
     }
 
@@ -82,11 +82,11 @@ impl LimitGroup {
         &self,
         limit: &Limit,
         state: &State,
-        part: usize,
+        window: usize,
         result: EvaluationResult,
     ) -> Outcome {
         let now = result.now;
-        let status = self.kernel.status(state, now, part);
+        let status = self.kernel.status(state, now, window);
         let allowed = result.denied & 1 == 0;
         let soft = limit.soft_allowance();
         // If the delay would exceed the maximum, no request can be admitted now, so `remaining` is
@@ -108,7 +108,7 @@ impl LimitGroup {
             retry_after: if allowed {
                 RetryAfter::NOW
             } else {
-                let retry = self.kernel.retry(state, now, part, result.cost);
+                let retry = self.kernel.retry(state, now, window, result.cost);
                 retry.max(RetryAfter::After(excess_delay))
             },
             delay: if result.charged {

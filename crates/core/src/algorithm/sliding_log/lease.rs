@@ -100,8 +100,8 @@ impl Counter for Lease {
         state.renew(now, since, units, self.0.largest)
     }
 
-    fn status(&self, state: &LogState, now: Timestamp, part: usize) -> LimitStatus {
-        self.0.status(state, now, part)
+    fn status(&self, state: &LogState, now: Timestamp, window: usize) -> LimitStatus {
+        self.0.status(state, now, window)
     }
 
     /// Returns the retry hint for a request that needs `cost` concurrency slots when too few are
@@ -116,8 +116,8 @@ impl Counter for Lease {
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. The hint never
     /// exceeds the time until enough leases have expired.
-    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
-        let RetryAfter::After(leases) = self.0.retry(state, now, part, cost) else {
+    fn retry(&self, state: &LogState, now: Timestamp, window: usize, cost: u64) -> RetryAfter {
+        let RetryAfter::After(leases) = self.0.retry(state, now, window, cost) else {
             return RetryAfter::Never;
         };
         let (held, age) = match state.stamps.front() {

@@ -191,9 +191,9 @@ impl Counter for Log {
     fn denied(&self, state: &mut LogState, now: Timestamp, cost: u64) -> u16 {
         self.expire(state, now);
         let mut denied = 0;
-        for (part, (window, cursor)) in self.windows.iter().zip(&state.cursors).enumerate() {
+        for (index, (window, cursor)) in self.windows.iter().zip(&state.cursors).enumerate() {
             if cost > window.limit || cursor.sum > window.limit - cost {
-                denied |= 1 << part;
+                denied |= 1 << index;
             }
         }
         denied
@@ -275,8 +275,8 @@ impl Counter for Log {
         0
     }
 
-    fn status(&self, state: &LogState, now: Timestamp, part: usize) -> LimitStatus {
-        let (window, cursor) = (self.windows[part], state.cursors[part]);
+    fn status(&self, state: &LogState, now: Timestamp, index: usize) -> LimitStatus {
+        let (window, cursor) = (self.windows[index], state.cursors[index]);
         let empty_at = match state.stamps.back() {
             Some(last) if cursor.sum.min(window.limit) > 0 => last.at().after(window.span),
             _ => now,
@@ -287,8 +287,8 @@ impl Counter for Log {
         }
     }
 
-    fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
-        let (window, cursor) = (self.windows[part], state.cursors[part]);
+    fn retry(&self, state: &LogState, now: Timestamp, index: usize, cost: u64) -> RetryAfter {
+        let (window, cursor) = (self.windows[index], state.cursors[index]);
         if cost > window.limit {
             return RetryAfter::Never;
         }

@@ -99,7 +99,7 @@ impl Limits {
                 Some(group) => group.join(&kernel, index),
                 None => groups.push(LimitGroup {
                     kernel,
-                    parts: vec![index],
+                    limit_indices: vec![index],
                     denials,
                 }),
             }

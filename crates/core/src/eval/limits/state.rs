@@ -143,10 +143,10 @@ impl Limits {
     pub(crate) fn denied(&self, key_state: &mut KeyState, now: Timestamp, cost: u64) -> Mask {
         let mut denied = 0;
         for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
-            let mut parts = group.kernel.denied(state, now, cost);
-            while parts != 0 {
-                denied |= 1 << group.parts[parts.trailing_zeros() as usize];
-                parts &= parts - 1;
+            let mut windows = group.kernel.denied(state, now, cost);
+            while windows != 0 {
+                denied |= 1 << group.limit_indices[windows.trailing_zeros() as usize];
+                windows &= windows - 1;
             }
         }
         denied
@@ -163,8 +163,8 @@ impl Limits {
         let states = self.groups.iter().zip(key_state.states());
         let waiting = states
             .filter(|(group, state)| group.kernel.excess_delay(state, now, longest) > Span::ZERO);
-        let parts = waiting.flat_map(|(group, _)| &group.parts);
-        parts.fold(0, |denied, part| denied | 1 << *part)
+        let indices = waiting.flat_map(|(group, _)| &group.limit_indices);
+        indices.fold(0, |denied, index| denied | 1 << *index)
     }
 
     /// Charges `cost` to every limit.
@@ -349,10 +349,14 @@ impl Limits {
             .iter()
             .zip(key_state.states())
             .any(|(group, state)| {
-                group.parts.iter().enumerate().any(|(part, index)| {
-                    let left = group.kernel.status(state, now, part).remaining;
-                    self.limits[*index].is_hot(left)
-                })
+                group
+                    .limit_indices
+                    .iter()
+                    .enumerate()
+                    .any(|(window, index)| {
+                        let left = group.kernel.status(state, now, window).remaining;
+                        self.limits[*index].is_hot(left)
+                    })
             })
     }
 
@@ -372,7 +376,10 @@ impl Limits {
             let counts = match group.denials {
                 DenialCounting::NotCounted => false,
                 DenialCounting::Counted => true,
-                DenialCounting::InFull => group.parts.iter().any(|part| denied & (1 << part) != 0),
+                DenialCounting::InFull => group
+                    .limit_indices
+                    .iter()
+                    .any(|index| denied & (1 << index) != 0),
             };
             if counts {
                 group.kernel.charge(state, now, cost);
@@ -397,12 +404,13 @@ impl Limits {
         let first = outcomes.len();
         outcomes.resize(first + self.limits.len(), Outcome::UNSET);
         for (group, state) in self.groups.iter().zip(key_state.states()) {
-            for (part, index) in group.parts.iter().enumerate() {
+            for (window, index) in group.limit_indices.iter().enumerate() {
                 let result = EvaluationResult {
                     denied: result.denied >> index,
                     ..result
                 };
-                outcomes[first + index] = group.outcome(&self.limits[*index], state, part, result);
+                outcomes[first + index] =
+                    group.outcome(&self.limits[*index], state, window, result);
             }
         }
     }
@@ -485,8 +493,8 @@ impl Limits {
             if let Some(drain) = drain.or_else(in_former_units) {
                 let mut groups = self.groups.iter();
                 let group = groups.find(|group| std::ptr::eq(&raw const group.kernel, kernel));
-                let parts = group.map_or(&[][..], |group| &group.parts);
-                drains.extend(parts.iter().map(|limit| LimitDrain {
+                let indices = group.map_or(&[][..], |group| &group.limit_indices);
+                drains.extend(indices.iter().map(|limit| LimitDrain {
                     limit: *limit,
                     drain,
                 }));
