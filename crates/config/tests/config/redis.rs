@@ -85,7 +85,7 @@ fn a_login_in_the_file_overrides_the_url() {
 #[test]
 fn mistakes_about_redis_are_reported() {
     let one_of = "expected a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]} or {sentinel: [URL, …], primary: NAME}";
-    let url = "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an optional user:password@ before the host";
+    let url = "the scheme is missing; expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an optional user:password@ before the host";
     let cases = [
         ("store: {redis: localhost}", format!("store.redis (line 1): {url}")),
         ("store: {redis: {cluster: [nowhere]}}", format!("store.redis.cluster[0] (line 1): {url}")),

@@ -152,10 +152,9 @@ impl Address {
     ///
     /// A message that says what is wrong with the URL, and what is expected.
     pub fn parse(url: &str) -> Result<(Self, Login), String> {
-        let expected = || {
-            "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an optional user:password@ before the host".to_owned()
-        };
-        let info = url.into_connection_info().map_err(|_| expected())?;
+        let info = url
+            .into_connection_info()
+            .map_err(|_| expected(wrong_part(url)))?;
         let (host, port, transport) = match info.addr() {
             ConnectionAddr::Tcp(host, port) => (host.clone(), *port, Transport::Plain),
             ConnectionAddr::Unix(path) => (path.display().to_string(), 0, Transport::Unix),
@@ -163,7 +162,7 @@ impl Address {
                 return Err("an unverified certificate gives no protection: remove #insecure and set the CA in `tls.ca`".into());
             }
             ConnectionAddr::TcpTls { host, port, .. } => (host.clone(), *port, Transport::Tls),
-            _ => return Err(expected()),
+            _ => return Err(expected(wrong_part(url))),
         };
         let redis_settings = info.redis_settings();
         let login = Login {
@@ -221,6 +220,26 @@ impl Address {
     }
 }
 
+/// Returns what is wrong with a URL that cannot be parsed. The text contains no part of the URL,
+/// which can contain a password.
+fn wrong_part(url: &str) -> &'static str {
+    match url.split_once("://") {
+        None => "the scheme is missing",
+        Some(("redis" | "rediss", _)) if redis::parse_redis_url(url).is_none() => {
+            "the host or the port is not valid"
+        }
+        Some(("redis" | "rediss", _)) => "the host is missing, or the database is not a number",
+        Some(_) => "the scheme must be redis, rediss or redis+unix",
+    }
+}
+
+fn expected(problem: &str) -> String {
+    format!(
+        "{problem}; expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an \
+         optional user:password@ before the host"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,13 +266,24 @@ mod tests {
 
     #[test]
     fn an_invalid_address_is_refused_with_an_example() {
-        for wrong in ["", "127.0.0.1:6379", "http://x", "redis://x:notaport"] {
-            assert!(
-                Address::parse(wrong)
-                    .unwrap_err()
-                    .contains("redis://127.0.0.1:6379"),
-                "{wrong}"
-            );
+        for (wrong, problem) in [
+            ("", "the scheme is missing"),
+            ("127.0.0.1:6379", "the scheme is missing"),
+            ("http://x", "the scheme must be redis, rediss or redis+unix"),
+            ("redis://x:notaport", "the host or the port is not valid"),
+            ("redis://x:70000", "the host or the port is not valid"),
+            (
+                "redis:///0",
+                "the host is missing, or the database is not a number",
+            ),
+            (
+                "redis://x/first",
+                "the host is missing, or the database is not a number",
+            ),
+        ] {
+            let expected = format!("{problem}; expected a URL such as redis://127.0.0.1:6379");
+            let error = Address::parse(wrong).unwrap_err();
+            assert!(error.starts_with(&expected), "{wrong}: {error}");
         }
         assert!(
             Address::parse("rediss://x/#insecure")
