@@ -64,7 +64,7 @@ fn redis_settings_come_from_the_variables() {
         ),
         (
             &[("REDIS_URL", "r:what")],
-            "REDIS_URL and related variables: expected a URL",
+            "REDIS_URL and related variables: the host or the port is not valid; expected a URL",
         ),
         (
             &[
