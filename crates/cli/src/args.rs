@@ -549,6 +549,11 @@ fn cost(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| expected.to_owned())
 }
 
+fn key_count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "expected a number of keys, such as 100".to_owned())
+}
+
 fn entry(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -767,11 +772,6 @@ pub(crate) enum LogFormatName {
     Text,
     /// One JSON object per line.
     Json,
-}
-
-fn key_count(text: &str) -> Result<usize, String> {
-    text.parse()
-        .map_err(|_| "expected a number of keys, such as 100".to_owned())
 }
 
 fn name_the_option(file: &str) -> Result<Infallible, String> {

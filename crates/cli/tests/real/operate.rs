@@ -492,6 +492,18 @@ fn help_has_examples_and_exit_codes() {
 }
 
 #[test]
+fn a_wrong_log_filter_is_shown() {
+    let output = run(&mut tidegate(&["serve", "--log", "tidegate=loud"]));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("--log: \"tidegate=loud\": "), "{message}");
+    assert!(
+        message.contains("; use error, warn, info or debug"),
+        "{message}"
+    );
+}
+
+#[test]
 fn a_missing_argument_shows_a_usage_that_can_be_followed() {
     for (arguments, expected) in [
         (
