@@ -281,6 +281,10 @@ fn invalid_yaml_is_reported_with_its_line() {
             "line 1: invalid YAML: while parsing node, found unknown anchor; quote a string that begins with *",
         ),
         (
+            "a:\n\tb: 1\n",
+            "line 2: invalid YAML: tabs disallowed within this context (block indentation); indent with spaces",
+        ),
+        (
             "x: !!str 1\n",
             "line 1: tags such as !!str are not supported; remove the tag",
         ),

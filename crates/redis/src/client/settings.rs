@@ -223,13 +223,15 @@ impl Address {
 /// Returns what is wrong with a URL that cannot be parsed. The text contains no part of the URL,
 /// which can contain a password.
 fn wrong_part(url: &str) -> &'static str {
-    match url.split_once("://") {
-        None => "the scheme is missing",
-        Some(("redis" | "rediss", _)) if redis::parse_redis_url(url).is_none() => {
-            "the host or the port is not valid"
-        }
-        Some(("redis" | "rediss", _)) => "the host is missing, or the database is not a number",
-        Some(_) => "the scheme must be redis, rediss or redis+unix",
+    let Some((scheme, _)) = url.split_once("://") else {
+        return "the scheme is missing";
+    };
+    if redis::parse_redis_url(url).is_some() {
+        return "the host is missing, or the database is not a number";
+    }
+    match scheme {
+        "redis" | "rediss" | "valkey" | "valkeys" => "the host or the port is not valid",
+        _ => "the scheme must be redis, rediss or redis+unix",
     }
 }
 
@@ -272,6 +274,7 @@ mod tests {
             ("http://x", "the scheme must be redis, rediss or redis+unix"),
             ("redis://x:notaport", "the host or the port is not valid"),
             ("redis://x:70000", "the host or the port is not valid"),
+            ("valkey://x:70000", "the host or the port is not valid"),
             (
                 "redis:///0",
                 "the host is missing, or the database is not a number",
