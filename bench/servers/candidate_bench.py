@@ -6,7 +6,7 @@ import statistics
 import tempfile
 
 from load import redis_benchmark
-from processes import Server, free_port
+from processes import Server, reserve_port
 
 RULES = "rules: [{name: api, when: {path: /api/**}, key: [user], limits: [1000000/min]}]\n"
 CANDIDATE = RULES.replace("1000000", "900000")
@@ -14,7 +14,7 @@ WORDS = ["TIDEGATE.CHECK", "path", "/api/orders", "user", "__rand_int__"]
 
 
 def measure(tidegate, folder, candidate, depth, seconds):
-    port, admin = free_port(), free_port()
+    port, admin = reserve_port(), reserve_port()
     config = os.path.join(folder, "rules.yaml")
     with open(config, "w") as file:
         file.write(

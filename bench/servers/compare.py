@@ -20,7 +20,7 @@ from http_bench import ListenerKind
 from limits import AMPLE_CAPACITY, ClThrottle, Throttle, tidegate_body, under_load
 from load import redis_benchmark, wrk
 from measure import program
-from processes import Server, free_port
+from processes import Server, reserve_port
 
 DEPTHS = (1, 16, 64)
 # The default algorithm of a limit may differ between the builds, so it is stated.
@@ -74,12 +74,12 @@ def parse():
 
 
 def start(name, path, settings, folder):
-    resp, http = free_port(), free_port()
+    resp, http = reserve_port(), reserve_port()
     config = os.path.join(folder, f"{name}.yaml")
     with open(config, "w") as file:
         file.write(
             f"listen:\n  http: 127.0.0.1:{http}\n  resp: 127.0.0.1:{resp}\n"
-            f"  admin: 127.0.0.1:{free_port()}\n  grpc: off\n{settings}\n{RULES}"
+            f"  admin: 127.0.0.1:{reserve_port()}\n  grpc: off\n{settings}\n{RULES}"
         )
     return Server(name, [path, "serve", "--config", config], [resp, http])
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 
-from processes import Server, free_port
+from processes import Server, reserve_port
 from proxy_bench import cpu_of
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ class Setting:
 
     def address(self, listener):
         """Returns the address of Tidegate's listener. Alone, no line uses the address."""
-        port = free_port() if self.is_alone() else self.tidegate.listeners[listener]
+        port = reserve_port() if self.is_alone() else self.tidegate.listeners[listener]
         return f"127.0.0.1:{port}"
 
     def write(self, name, text):
@@ -99,7 +99,7 @@ def read(example):
 def start_tidegate(programs, folder, front_end):
     """Starts a Tidegate server with the rules of the front end's example, in which only the limit
     for the path of the load is raised."""
-    ports = {listener: free_port() for listener in LISTENERS}
+    ports = {listener: reserve_port() for listener in LISTENERS}
     addresses = ", ".join(f"{name}: '127.0.0.1:{port}'" for name, port in ports.items())
     rules = front_end.rules(folder)
     config = os.path.join(folder, f"tidegate-{ports['admin']}.yaml")
@@ -135,10 +135,10 @@ def envoy_rules(folder):
 
 
 def start_haproxy(setting):
-    port = free_port()
+    port = reserve_port()
     changes = {
         "bind 127.0.0.1:8000": f"bind 127.0.0.1:{port}",
-        "bind 127.0.0.1:8001": f"bind 127.0.0.1:{free_port()}",
+        "bind 127.0.0.1:8001": f"bind 127.0.0.1:{reserve_port()}",
         "server application 127.0.0.1:8001": f"server application {setting.upstream}",
         "127.0.0.1:8084": setting.address("spop"),
         # The paths in the example are relative to the repository.
@@ -209,11 +209,11 @@ def start_nginx_njs(setting):
 
 
 def nginx(setting, name, config):
-    port = free_port()
+    port = reserve_port()
     upstream = f"upstream application {{ server {setting.upstream}; keepalive 32; }}"
     changes = {
         "listen 127.0.0.1:8000": f"listen 127.0.0.1:{port}",
-        "listen 127.0.0.1:8001": f"listen 127.0.0.1:{free_port()}",
+        "listen 127.0.0.1:8001": f"listen 127.0.0.1:{reserve_port()}",
         "proxy_pass http://127.0.0.1:8001;": NGINX_POOL,
         "\nhttp {\n": f"\nhttp {{\n    {upstream}\n",
     }
@@ -224,7 +224,7 @@ def nginx(setting, name, config):
 
 
 def start_caddy(setting):
-    port = free_port()
+    port = reserve_port()
     changes = {
         "http://127.0.0.1:8000": f"http://127.0.0.1:{port}",
         'respond "Here you are\n"': f"reverse_proxy {setting.upstream}",
@@ -244,7 +244,7 @@ def start_caddy(setting):
 
 
 def start_traefik(setting):
-    port = free_port()
+    port = reserve_port()
     changes = {"127.0.0.1:8001": setting.upstream, "127.0.0.1:8080": setting.address("http")}
     dynamic = edited(read("traefik/dynamic.yaml"), changes)
     if setting.is_alone():
@@ -288,7 +288,7 @@ def start_rate_limit_service(setting):
 def envoy(setting, config, listener, listeners):
     """Starts Envoy. `listener` is the port in the example that is measured. `listeners` contains
     Tidegate's listener for each cluster."""
-    ports = {port: str(free_port()) for port in ("8000", "8001", "8002")}
+    ports = {port: str(reserve_port()) for port in ("8000", "8001", "8002")}
     addresses = {cluster: setting.address(name) for cluster, name in listeners.items()}
     for cluster, address in {**addresses, "application": setting.upstream}.items():
         endpoint = rf"(cluster_name: {cluster}\n +endpoints: .*port_value: )\d+"

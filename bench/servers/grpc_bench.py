@@ -20,7 +20,7 @@ import tempfile
 from statistics import median
 
 from load import Measured
-from processes import Server, free_port
+from processes import Server, reserve_port
 from resp_bench import against_target
 
 # The targets. limitador-server with its memory store needs 17 to 20 us per call (METHOD.md). A
@@ -77,12 +77,12 @@ def parse():
 
 
 def start_echo(program):
-    port = free_port()
+    port = reserve_port()
     return Server("tonic echo", [program, "echo", str(port)], [port])
 
 
 def start_tidegate(program, folder):
-    port = free_port()
+    port = reserve_port()
     limits, config = os.path.join(folder, "bench.yaml"), os.path.join(folder, "tidegate.yaml")
     with open(limits, "w") as file:
         file.write(LIMITS)
@@ -181,7 +181,7 @@ def start_envoy(program, name, upstreams, folder):
     """Starts Envoy with the file of this name. `envoy` has three listeners for the application:
     `limited` calls Tidegate for each request, `baseline` calls the echo, and `unlimited` calls no
     service."""
-    ports = {listener: free_port() for listener in LISTENERS[name]}
+    ports = {listener: reserve_port() for listener in LISTENERS[name]}
     text = pathlib.Path(__file__).with_name(f"{name}.yaml").read_text()
     for place, port in {
         **ports,

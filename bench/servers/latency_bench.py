@@ -11,7 +11,7 @@ from statistics import median
 
 from clients import Resp
 from limits import Throttle, under_load
-from processes import free_port
+from processes import reserve_port
 
 STALL = 0.030  # seconds; Nagle's algorithm with a delayed acknowledgement stalls for 40 ms
 START_TARGET = 0.100
@@ -72,7 +72,7 @@ def first_response(program, repeats):
 
 
 def start_once(program):
-    http_port, resp_port, admin_port = free_port(), free_port(), free_port()
+    http_port, resp_port, admin_port = reserve_port(), reserve_port(), reserve_port()
     with tempfile.TemporaryDirectory() as folder:
         config = os.path.join(folder, "tidegate.yaml")
         with open(config, "w") as file:

@@ -17,7 +17,7 @@ import tempfile
 import http_bench
 import latency_bench
 import resp_bench
-from processes import Server, free_port
+from processes import Server, reserve_port
 
 PARTS = ("latency", "resp", "http")
 
@@ -72,7 +72,7 @@ def program(path):
 
 
 def start_tidegate(path, folder):
-    resp, http, admin = free_port(), free_port(), free_port()
+    resp, http, admin = reserve_port(), reserve_port(), reserve_port()
     config = os.path.join(folder, "tidegate.yaml")
     with open(config, "w") as file:
         file.write(latency_bench.configuration(http, resp, admin))
@@ -81,7 +81,7 @@ def start_tidegate(path, folder):
 
 def start_throttlecrab(path):
     """Uses the periodic store. Above 172,000 keys, the default store sweeps on every write."""
-    resp, http = free_port(), free_port()
+    resp, http = reserve_port(), reserve_port()
     return Server(
         "throttlecrab-server",
         [
@@ -112,12 +112,12 @@ def start_throttlecrab(path):
 
 
 def start_hyper(path):
-    port = free_port()
+    port = reserve_port()
     return Server("hyper alone", [path, str(port)], [port])
 
 
 def start_redis(folder):
-    port = free_port()
+    port = reserve_port()
     return Server(
         "redis-server",
         [

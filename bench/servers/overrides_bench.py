@@ -18,7 +18,7 @@ from clients import Resp
 from limits import AMPLE_CAPACITY
 from load import run_wrk
 from measure import benchmark_parser
-from processes import Server, free_port
+from processes import Server, reserve_port
 from resp_bench import against_target
 from reservations_bench import LUA, USERS, entries, over_resp
 
@@ -53,7 +53,7 @@ def main():
 
 def start(path, folder, at, name):
     """Starts a server whose memory store restores the overrides from their file."""
-    resp, http = free_port(), free_port()
+    resp, http = reserve_port(), reserve_port()
     config, snapshot = (os.path.join(folder, f"{file}{at}") for file in ("config", "snapshot"))
     if FIRST[name] is not None:
         with open(f"{snapshot}.overrides", "w") as file:

@@ -10,11 +10,18 @@ TICK = 1 / os.sysconf("SC_CLK_TCK")
 START_SECONDS = 10
 
 
-def free_port():
-    """Returns a port that is currently free, for the next server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+port_reservations = []  # sockets that stay open until the program ends
+
+
+def reserve_port():
+    """Reserves a port until this program ends. The system assigns it to no other socket; a server
+    that sets `SO_REUSEADDR` can listen on it."""
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    port_reservations.append(reservation)
+    port = reservation.getsockname()[1]
+    return port
 
 
 def accepts_connections(port):

@@ -16,7 +16,7 @@ import urllib.request
 from statistics import median
 
 from measure import benchmark_parser
-from processes import Server, free_port
+from processes import Server, reserve_port
 
 BODY_BYTES = 1024
 CONNECTIONS = 64
@@ -61,7 +61,7 @@ def parse():
 
 
 def start_upstream(running, folder):
-    port = free_port()
+    port = reserve_port()
     location = f'location / {{ default_type text/plain; return 200 "{"x" * BODY_BYTES}"; }}'
     nginx(running, folder, "upstream", port, f"server {{ listen 127.0.0.1:{port}; {location} }}")
     return port
@@ -70,7 +70,7 @@ def start_upstream(running, folder):
 def start_nginx(running, folder, upstream):
     """Uses the settings in nginx's documentation: per-address limits in shared memory, and
     keep-alive connections to the upstream."""
-    port = free_port()
+    port = reserve_port()
     http = f"""
         limit_req_zone $binary_remote_addr zone=room:10m rate={AMPLE_RATE}r/s;
         limit_req_zone $binary_remote_addr zone=checked:10m rate=1r/m;
@@ -116,7 +116,7 @@ def cpu_of(pid):
 
 
 def start_tidegate(running, folder, path, upstream):
-    port = free_port()
+    port = reserve_port()
     config = os.path.join(folder, "tidegate.yaml")
     with open(config, "w") as file:
         file.write(f"""
@@ -138,7 +138,7 @@ rules:
 
 
 def start_pingora(running, path, upstream):
-    port = free_port()
+    port = reserve_port()
     command = [path, str(port), str(upstream), str(os.cpu_count())]
     return Proxy(running.enter_context(Server("pingora-proxy", command, [port])), port)
 

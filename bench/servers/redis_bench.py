@@ -21,7 +21,7 @@ from clients import Resp
 from limits import KEYS, throttlecrab_body, tidegate_body
 from load import pipelined, redis_benchmark, wrk
 from measure import benchmark_parser, start_redis, start_throttlecrab
-from processes import Server, free_port
+from processes import Server, reserve_port
 from resp_bench import against_target
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -70,7 +70,7 @@ def parse():
 
 def start_tidegate(path, folder, store):
     """Starts Tidegate with the memory store, or with the Redis server `store`."""
-    http, resp = free_port(), free_port()
+    http, resp = reserve_port(), reserve_port()
     name = "memory" if store == "memory" else "redis"
     if store != "memory":
         # There is no local fallback. Denials are cached until they expire, for at most 60 s.

@@ -20,7 +20,7 @@ from clients import Resp
 from limits import AMPLE_CAPACITY
 from load import Measured, run_wrk
 from measure import benchmark_parser, start_redis
-from processes import Server, free_port
+from processes import Server, reserve_port
 from resp_bench import against_target
 
 LUA = os.path.join(os.path.dirname(__file__), "reservations.lua")
@@ -57,7 +57,7 @@ def parse():
 
 
 def start(path, folder, name, store):
-    resp, http = free_port(), free_port()
+    resp, http = reserve_port(), reserve_port()
     config = os.path.join(folder, f"{name}.json")
     if store != "memory":
         store = {**store, "timeout": "5s", "on_failure": "closed"}

@@ -10,7 +10,7 @@ import statistics
 import tempfile
 
 from load import redis_benchmark, wrk
-from processes import Server, free_port
+from processes import Server, reserve_port
 
 RULES = (
     "rules: [{name: allowed, when: {path: /a}, key: [user], limits: [1000000/min]},"
@@ -22,7 +22,7 @@ DEPTHS = (1, 16, 64)
 
 
 def start(tidegate, folder, name, settings):
-    http, resp = free_port(), free_port()
+    http, resp = reserve_port(), reserve_port()
     config = os.path.join(folder, f"{name}.yaml")
     with open(config, "w") as file:
         file.write(

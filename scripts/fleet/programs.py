@@ -3,17 +3,12 @@
 import atexit
 import contextlib
 import glob
-import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-
-PORTS = (12_000, 32_000)  # below the ephemeral ports of Linux
-returned_ports = set()
-
 
 def spawn(*command):
     """Starts a program, and kills it when this program ends."""
@@ -58,16 +53,18 @@ def accepts_connections(port):
     return False
 
 
-def free_port():
-    """A free port that was not returned before. The system does not assign ports in this range to
-    sockets that request any free port, so the port is still free when the program starts."""
-    while True:
-        port = random.randrange(*PORTS)
-        if port in returned_ports:
-            continue
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            returned_ports.add(port)
-            return port
+port_reservations = []  # sockets that stay open until the program ends
+
+
+def reserve_port():
+    """Reserves a port until this program ends. The system assigns it to no other socket; a server
+    that sets `SO_REUSEADDR` can listen on it."""
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    port_reservations.append(reservation)
+    port = reservation.getsockname()[1]
+    return port
 
 
 def eventually(what, attempt, timeout=30.0):

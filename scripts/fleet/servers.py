@@ -6,14 +6,14 @@ import socket
 import subprocess
 import sys
 
-from programs import accepts_connections, eventually, fetch, free_port
+from programs import accepts_connections, eventually, fetch, reserve_port
 
 
 class Server:
     """A server on free ports. `settings` is the rules file without `listen`."""
 
     def __init__(self, binary, folder, number, settings, environment=None):
-        self.http, self.resp, self.admin = free_port(), free_port(), free_port()
+        self.http, self.resp, self.admin = reserve_port(), reserve_port(), reserve_port()
         listeners = {"http": self.http, "resp": self.resp, "admin": self.admin}
         listen = {
             "grpc": "off",

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 
-from programs import eventually, free_port, in_environment, spawn
+from programs import eventually, in_environment, reserve_port, spawn
 
 REDIS = "redis-server"
 VALKEY = "valkey-server"
@@ -23,7 +23,7 @@ class Standalone:
 
     def __init__(self, folder, program=REDIS):
         self.folder, self.program = folder, program
-        self.port = free_port()
+        self.port = reserve_port()
         self.store = {"redis": f"redis://127.0.0.1:{self.port}"}
 
     def __enter__(self):
@@ -93,7 +93,7 @@ class Sentinels:
 
     def __init__(self, folder, program=REDIS):
         self.folder, self.program = folder, program
-        self.ports = [free_port() for _ in range(5)]
+        self.ports = [reserve_port() for _ in range(5)]
         names = [f"redis://127.0.0.1:{port}" for port in self.ports[2:]]
         self.store = {"redis": {"sentinel": names, "primary": "tide"}}
 
@@ -152,7 +152,7 @@ class SentinelsAndUnknownServer(Sentinels):
 
     def __enter__(self):
         super().__enter__()
-        self.unknown_server = free_port()
+        self.unknown_server = reserve_port()
         self.processes.append(server(self.program, self.folder, self.unknown_server))
         return self
 
@@ -181,7 +181,7 @@ class Cluster:
 
     def __init__(self, folder, program=REDIS):
         self.folder, self.program = folder, program
-        self.ports = [free_port() for _ in range(6)]
+        self.ports = [reserve_port() for _ in range(6)]
         self.store = {"redis": {"cluster": [f"redis://127.0.0.1:{port}" for port in self.ports]}}
 
     def __enter__(self):
@@ -189,7 +189,7 @@ class Cluster:
         for port in self.ports:
             nodes = [
                 "--cluster-port",
-                str(free_port()),
+                str(reserve_port()),
                 "--cluster-config-file",
                 f"nodes{port}.conf",
             ]

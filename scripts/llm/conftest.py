@@ -46,11 +46,18 @@ rules:
 LIMIT = 1_000_000
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+port_reservations: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """Reserves a port until this program ends. The system assigns it to no other socket; a server
+    that sets `SO_REUSEADDR` can listen on it."""
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    port_reservations.append(reservation)
+    port: int = reservation.getsockname()[1]
+    return port
 
 
 class Gateway:
@@ -58,7 +65,7 @@ class Gateway:
 
     def __init__(self, folder: Path, model: FakeModel) -> None:
         self.model = model
-        self.port, self.api_port = free_port(), free_port()
+        self.port, self.api_port = reserve_port(), reserve_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api_url = f"http://127.0.0.1:{self.api_port}"
         config = folder / "tidegate.yaml"

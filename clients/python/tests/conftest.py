@@ -43,7 +43,7 @@ class Server:
     def __init__(
         self, folder: Path, rules: str, http: str = "", more: str = "", scheme: str = "http"
     ) -> None:
-        self.port = free_port()
+        self.port = reserve_port()
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.host = f"127.0.0.1:{self.port}"
         listener = f"{{address: {self.host}{http}}}"
@@ -96,11 +96,18 @@ class Server:
         return True
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+port_reservations: list[socket.socket] = []
+
+
+def reserve_port() -> int:
+    """Reserves a port until this program ends. The system assigns it to no other socket; a server
+    that sets `SO_REUSEADDR` can listen on it."""
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    port_reservations.append(reservation)
+    port: int = reservation.getsockname()[1]
+    return port
 
 
 def wait_until(is_true: Callable[[], bool], event: str, timeout: float = 30.0) -> None:
@@ -154,7 +161,7 @@ class RedisServer:
     def __init__(self, folder: Path) -> None:
         program = shutil.which("redis-server")
         assert program is not None, "redis-server is missing: run scripts/setup"
-        self.port = free_port()
+        self.port = reserve_port()
         self._process = subprocess.Popen(
             [program, "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"],
             cwd=folder,

@@ -17,7 +17,7 @@ from typing import Any, Set
 
 import anyio
 import pytest
-from conftest import Server, StartServer, free_port
+from conftest import Server, StartServer, reserve_port
 
 import tidegate
 from tidegate import AsyncClient, Client
@@ -425,7 +425,7 @@ class TestFailures:
 
     def test_nothing_listens(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.CRITICAL, "tidegate")
-        url = f"http://127.0.0.1:{free_port()}"
+        url = f"http://127.0.0.1:{reserve_port()}"
         assert Client(url, on_failure="open").check({}).allowed
         assert not Client(url, on_failure="closed").check({}).allowed
 
@@ -437,7 +437,7 @@ class TestFailures:
 def test_proxies_of_the_environment_are_not_used(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{reserve_port()}")
     assert Client(server.url).check({}).allowed
 
 

@@ -24,6 +24,12 @@ use tidegate_client::{
 };
 use tokio::net::TcpListener;
 
+#[path = "../../redis/tests/support/ports.rs"]
+#[allow(unreachable_pub, reason = "other crates re-export it")]
+mod ports;
+
+use ports::reserve_port;
+
 /// Starts a server that responds to the first `refusals` requests with `refusal`. The server
 /// answers each later request with the body of that request. Returns the address of the server and
 /// the number of requests so far.
@@ -132,9 +138,7 @@ async fn a_permanent_refusal_is_returned_unchanged() {
 /// target is unreachable.
 #[tokio::test]
 async fn a_processed_request_is_not_retried_after_a_broken_redirect() {
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let location = format!("http://{}/receipt", nobody.local_addr().unwrap());
-    drop(nobody);
+    let location = format!("http://127.0.0.1:{}/receipt", reserve_port());
     let (address, requests) = server(9, refusal(303, ("location", &location), "")).await;
     let sent = retrying().build().post(format!("http://{address}/orders"));
     let error = sent.body("an order").send().await.unwrap_err();
@@ -154,11 +158,6 @@ async fn a_processed_request_is_not_retried_after_a_broken_redirect() {
 
 #[tokio::test]
 async fn a_refused_connection_is_retried_for_any_method_without_redirects() {
-    let closed = TcpListener::bind("127.0.0.1:0")
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap();
     let direct = reqwest::Client::builder().redirect(Policy::none());
     let direct = direct.no_proxy().build().unwrap();
     let retry = RetryLayer::new(RetryPolicy::default()).never_sent_if(|error| {
@@ -167,7 +166,7 @@ async fn a_refused_connection_is_retried_for_any_method_without_redirects() {
     });
     let client = ClientBuilder::new(direct).with(retry).build();
     let error = client
-        .post(format!("http://{closed}/"))
+        .post(format!("http://127.0.0.1:{}/", reserve_port()))
         .send()
         .await
         .unwrap_err();

@@ -7,7 +7,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{Scratch, Server, free_port, run, tidegate, tool};
+use crate::{
+    servers::reserve_port,
+    support::{Scratch, Server, run, tidegate, tool},
+};
 
 const RULES: &str = "
 denials: {log: 100%}
@@ -276,7 +279,7 @@ fn denials_are_logged_if_that_is_set() {
 /// are recognised as new.
 #[test]
 fn followed_events_survive_a_restart_of_the_server() {
-    let port = free_port();
+    let port = reserve_port();
     let config = format!(
         "listen: {{http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:{port}'}}\n{RULES}"
     );

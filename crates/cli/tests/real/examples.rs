@@ -4,13 +4,12 @@ use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
 use serde_json::json;
 
-use crate::support::{
-    Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, count_admitted, free_port, repository,
-    tool,
+use crate::{
+    servers::reserve_port,
+    support::{
+        Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, count_admitted, repository, tool,
+    },
 };
-
-/// The maximum number of start attempts, if another process takes the proxy's port first.
-const STARTS: u32 = 5;
 
 /// A proxy from an example, and the Tidegate server that it uses.
 #[derive(Debug)]
@@ -132,25 +131,20 @@ impl Proxy {
             .replace("\"127.0.0.1\", 6380", &resp)
             .replace("examples/", &examples);
         let scratch = Scratch::new();
-        for _ in 0..STARTS {
-            let [front, application, settlement] = [(); 3].map(|()| free_port());
-            let text = text
-                .replace(":8000", &format!(":{front}"))
-                .replace(":8001", &format!(":{application}"))
-                .replace(":8002", &format!(":{settlement}"));
-            scratch.write("config", &text);
-            let mut process = Process::start(&mut command(&scratch));
-            if process.next_line_with(&[ready]).is_some() {
-                let front = SocketAddr::from(([127, 0, 0, 1], front));
-                return Self {
-                    server,
-                    front,
-                    _process: process,
-                    scratch,
-                };
-            }
+        let [front, application, settlement] = [(); 3].map(|()| reserve_port());
+        let text = text
+            .replace(":8000", &format!(":{front}"))
+            .replace(":8001", &format!(":{application}"))
+            .replace(":8002", &format!(":{settlement}"));
+        scratch.write("config", &text);
+        let mut process = Process::start(&mut command(&scratch));
+        process.wait_for(&[ready]);
+        Self {
+            server,
+            front: SocketAddr::from(([127, 0, 0, 1], front)),
+            _process: process,
+            scratch,
         }
-        panic!("the proxy did not start; run it by hand to see why:\n{text}");
     }
 
     fn ask(&self, path: &str) -> Ask {
@@ -323,7 +317,7 @@ fn caddy_settles_only_the_reservation_that_it_has_made() {
 
 #[test]
 fn caddy_keeps_an_accepted_login_if_it_cannot_settle() {
-    let gone = format!("127.0.0.1:{} {{\n\t\tmethod POST", free_port());
+    let gone = format!("127.0.0.1:{} {{\n\t\tmethod POST", reserve_port());
     let proxy = Proxy::changed_caddy_login(|config| {
         let changed = config.replace("127.0.0.1:8080 {\n\t\tmethod POST", &gone);
         assert_ne!(changed, config);

@@ -155,7 +155,7 @@ fn an_operator_blocks_on_one_server_and_all_deny() {
 
 #[test]
 fn a_server_starts_without_redis_and_logs_it() {
-    let port = crate::servers::free_port();
+    let port = crate::servers::reserve_port();
     let config = format!(
         "{EVERY_LISTENER}store: {{redis: \"redis://127.0.0.1:{port}\"}}\nrules: [{{name: r, key: [user], limits: [10/h], on_failure: open}}]"
     );

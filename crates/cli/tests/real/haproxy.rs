@@ -8,12 +8,10 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{
-    Ask, EVERY_LISTENER, Process, Scratch, Server, count_admitted, free_port, repository, tool,
+use crate::{
+    servers::reserve_port,
+    support::{Ask, EVERY_LISTENER, Process, Scratch, Server, count_admitted, repository, tool},
 };
-
-/// The maximum number of start attempts, if another process takes a port first.
-const STARTS: u32 = 5;
 
 /// The maximum number of attempts to connect to HAProxy.
 const CONNECTS: u32 = 1_000;
@@ -55,27 +53,26 @@ impl Haproxy {
         for name in ["spoe.conf", "customers.map"] {
             scratch.write(name, &read(name));
         }
-        for _ in 0..STARTS {
-            let (front, application) = (free_port(), free_port());
-            let config = read("haproxy.cfg")
-                .replace(":8000", &format!(":{front}"))
-                .replace(":8001", &format!(":{application}"))
-                .replace("127.0.0.1:8084", &server.spop().to_string());
-            scratch.write("haproxy.cfg", &config);
-            let mut haproxy = Command::new(tool("haproxy"));
-            haproxy.args(["-db", "-f", "haproxy.cfg"]);
-            let process = Process::start(haproxy.current_dir(scratch.path()));
-            let front = SocketAddr::from(([127, 0, 0, 1], front));
-            if accepts(front) {
-                return Self {
-                    server,
-                    front,
-                    _process: process,
-                    _scratch: scratch,
-                };
-            }
+        let (front, application) = (reserve_port(), reserve_port());
+        let config = read("haproxy.cfg")
+            .replace(":8000", &format!(":{front}"))
+            .replace(":8001", &format!(":{application}"))
+            .replace("127.0.0.1:8084", &server.spop().to_string());
+        scratch.write("haproxy.cfg", &config);
+        let mut haproxy = Command::new(tool("haproxy"));
+        haproxy.args(["-db", "-f", "haproxy.cfg"]);
+        let process = Process::start(haproxy.current_dir(scratch.path()));
+        let front = SocketAddr::from(([127, 0, 0, 1], front));
+        assert!(
+            accepts(front),
+            "HAProxy did not start; run examples/haproxy by hand to see why"
+        );
+        Self {
+            server,
+            front,
+            _process: process,
+            _scratch: scratch,
         }
-        panic!("HAProxy did not start; run examples/haproxy by hand to see why");
     }
 
     fn ask(&self, path: &str) -> Ask {

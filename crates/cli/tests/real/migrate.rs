@@ -21,10 +21,10 @@ use governor::{Quota, RateLimiter};
 use serde_json::json;
 use tidegate::{Limit, Limiter};
 
-use crate::support::{Ask, Process, Scratch, Server, free_port, repository, run, tool};
-
-/// The maximum number of start attempts, if another process takes the port first.
-const STARTS: u32 = 5;
+use crate::{
+    servers::reserve_port,
+    support::{Ask, Process, Scratch, Server, repository, run, tool},
+};
 
 /// A table row from a documentation page.
 #[derive(Debug)]
@@ -170,24 +170,22 @@ fn start(
     configuration: &str,
     command: impl Fn(&Scratch) -> Command,
 ) -> (Process, Scratch, SocketAddr) {
-    for _ in 0..STARTS {
-        let scratch = Scratch::new();
-        let port = free_port();
-        scratch.write("ok.txt", "ok\n");
-        scratch.write(
-            "config.yaml",
-            &configuration.replace("PORT", &port.to_string()),
-        );
-        let process = Process::start(command(&scratch).current_dir(scratch.path()));
-        let front = SocketAddr::from(([127, 0, 0, 1], port));
-        for _ in 0..1_000 {
-            if std::net::TcpStream::connect(front).is_ok()
-                && Ask::get(front, "/ready").send().status != 404
-            {
-                return (process, scratch, front);
-            }
-            thread::park_timeout(Duration::from_millis(10));
+    let scratch = Scratch::new();
+    let port = reserve_port();
+    scratch.write("ok.txt", "ok\n");
+    scratch.write(
+        "config.yaml",
+        &configuration.replace("PORT", &port.to_string()),
+    );
+    let process = Process::start(command(&scratch).current_dir(scratch.path()));
+    let front = SocketAddr::from(([127, 0, 0, 1], port));
+    for _ in 0..1_000 {
+        if std::net::TcpStream::connect(front).is_ok()
+            && Ask::get(front, "/ready").send().status != 404
+        {
+            return (process, scratch, front);
         }
+        thread::park_timeout(Duration::from_millis(10));
     }
     panic!("the program did not start with:\n{configuration}");
 }

@@ -253,7 +253,7 @@ fn a_key_of_the_wrong_length_is_rejected_with_the_expected_entries() {
 
 #[test]
 fn an_unreachable_server_exits_with_2_and_advice() {
-    let port = crate::support::free_port();
+    let port = crate::servers::reserve_port();
     let address = format!("127.0.0.1:{port}");
     let output = run(&mut tidegate(&["blocks", "--admin", &address]));
     assert_eq!(output.status.code(), Some(2));
@@ -300,7 +300,7 @@ fn the_address_may_be_a_port() {
 /// Errors contain the complete address that was used, even if `--admin` contains only a part of it.
 #[test]
 fn errors_name_the_complete_address() {
-    let port = crate::support::free_port();
+    let port = crate::servers::reserve_port();
     for (given, expected) in [
         (port.to_string(), format!("at 127.0.0.1:{port}: ")),
         (
@@ -431,7 +431,7 @@ fn a_long_list_of_blocks_is_printed() {
 #[test]
 fn the_proxies_of_the_environment_are_not_used() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
-    let unreachable = format!("http://127.0.0.1:{}", crate::support::free_port());
+    let unreachable = format!("http://127.0.0.1:{}", crate::servers::reserve_port());
     let admin = server.admin.to_string();
     let mut command = tidegate(&["blocks", "--admin", &admin, "--token", "s3cret"]);
     for name in [
@@ -802,7 +802,7 @@ fn a_block_that_can_never_deny_is_refused() {
 #[test]
 fn errors_say_what_was_asked_and_what_to_do() {
     let server = Server::start(RULES);
-    let free = format!("127.0.0.1:{}", crate::support::free_port());
+    let free = format!("127.0.0.1:{}", crate::servers::reserve_port());
     let admin = server.admin.to_string();
     let http = server.http.to_string();
     let another = format!("cannot list the rules: {http} is not a Tidegate admin endpoint");

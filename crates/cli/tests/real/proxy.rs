@@ -9,12 +9,10 @@ use std::{
     thread::spawn,
 };
 
-use crate::support::{
-    Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, run, tool,
+use crate::{
+    servers::reserve_port,
+    support::{Ask, EVERY_LISTENER, Process, Scratch, Server, repository, run, tool},
 };
-
-/// The maximum number of start attempts, if another process takes nginx's port first.
-const STARTS: u32 = 5;
 
 /// The size of a body that is too large to be buffered, in bytes.
 const LARGE: u64 = 1 << 30;
@@ -37,28 +35,23 @@ impl Fronted {
     pub(crate) fn start() -> Self {
         let config = example("shop.conf");
         let directory = Scratch::new();
-        for _ in 0..STARTS {
-            let [one, other] = [free_port(), free_port()];
-            let config = config.replace(":8001", &format!(":{one}"));
-            directory.write("config", &config.replace(":8002", &format!(":{other}")));
-            let mut nginx = Command::new(tool("nginx"));
-            let path = directory.path();
-            nginx.arg("-p").arg(path).arg("-c").arg(path.join("config"));
-            let mut nginx = Process::start(&mut nginx);
-            if nginx.next_line_with(&["start worker process"]).is_none() {
-                continue;
-            }
-            let shop = [one, other].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-            let (server, front) = before(shop);
-            return Self {
-                server,
-                front,
-                shop,
-                directory,
-                _nginx: nginx,
-            };
+        let [one, other] = [reserve_port(), reserve_port()];
+        let config = config.replace(":8001", &format!(":{one}"));
+        directory.write("config", &config.replace(":8002", &format!(":{other}")));
+        let mut nginx = Command::new(tool("nginx"));
+        let path = directory.path();
+        nginx.arg("-p").arg(path).arg("-c").arg(path.join("config"));
+        let mut nginx = Process::start(&mut nginx);
+        nginx.wait_for(&["start worker process"]);
+        let shop = [one, other].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let (server, front) = before(shop);
+        Self {
+            server,
+            front,
+            shop,
+            directory,
+            _nginx: nginx,
         }
-        panic!("nginx did not start with examples/proxy/shop.conf; run it by hand to see why");
     }
 }
 
@@ -173,7 +166,7 @@ fn a_large_request_passes_in_bounded_memory() {
             spawn(move || swallow(&mut stream));
         }
     });
-    let (server, front) = before([address, SocketAddr::from(([127, 0, 0, 1], free_port()))]);
+    let (server, front) = before([address, SocketAddr::from(([127, 0, 0, 1], reserve_port()))]);
     let directory = Scratch::new();
     let file = directory.join("large");
     fs::File::create(&file).unwrap().set_len(LARGE).unwrap();
@@ -225,7 +218,7 @@ fn assert_bounded(server: &Server) {
 
 #[test]
 fn an_upstream_outage_and_its_end_are_logged_once() {
-    let port = free_port();
+    let port = reserve_port();
     let config = format!(
         "{EVERY_LISTENER}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}'}}]}}\n"
     );

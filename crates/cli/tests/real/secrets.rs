@@ -4,8 +4,8 @@
 use std::fs;
 
 use crate::{
-    servers::eventually,
-    support::{Ask, EVERY_LISTENER, Scratch, Server, free_port},
+    servers::{eventually, reserve_port},
+    support::{Ask, EVERY_LISTENER, Scratch, Server},
 };
 
 const SECRET: &str = "hunter2";
@@ -14,7 +14,7 @@ const SECRET: &str = "hunter2";
 /// responses. After that, a reload fails with a message about the value that contains the secret.
 #[test]
 fn the_password_of_redis_is_neither_logged_nor_shown() {
-    let port = free_port();
+    let port = reserve_port();
     let store = |url: &str| format!("{EVERY_LISTENER}store: {{redis: '{url}', timeout: 1ms}}\n");
     let valid = store(&format!("redis://tidegate:{SECRET}@127.0.0.1:{port}/3"));
     let mut server = Server::start_in(Scratch::new(), &valid);

@@ -11,8 +11,9 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{
-    Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, run, tidegate,
+use crate::{
+    servers::reserve_port,
+    support::{Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, run, tidegate},
 };
 
 const FIVE_AN_HOUR: &str =
@@ -406,7 +407,7 @@ fn a_client_that_never_reads_stops_being_read() {
 )]
 fn the_first_response_takes_at_most_100_ms_after_the_start() {
     let times = (0..5).map(|_| {
-        let (scratch, port) = (Scratch::new(), free_port());
+        let (scratch, port) = (Scratch::new(), reserve_port());
         let config = format!(
             "listen: {{http: '127.0.0.1:{port}', grpc: off, resp: off, admin: off}}\n{FIVE_AN_HOUR}"
         );

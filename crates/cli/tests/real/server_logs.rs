@@ -11,8 +11,9 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{
-    Ask, Process, Scratch, envoy_program, free_port, repository, run, tidegate, tool,
+use crate::{
+    servers::reserve_port,
+    support::{Ask, Process, Scratch, envoy_program, repository, run, tidegate, tool},
 };
 
 const RULES: &str = "
@@ -59,7 +60,7 @@ impl LogServer {
     /// complete.
     fn run(&self) -> Scratch {
         let scratch = Scratch::new();
-        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = SocketAddr::from(([127, 0, 0, 1], reserve_port()));
         for (name, text) in self.files {
             let text = text.replace("PORT", &address.port().to_string());
             scratch.write(

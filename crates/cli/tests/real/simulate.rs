@@ -9,7 +9,10 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{Ask, Process, Scratch, Server, free_port, repository, run, tidegate, tool};
+use crate::{
+    servers::reserve_port,
+    support::{Ask, Process, Scratch, Server, repository, run, tidegate, tool},
+};
 
 const RULES: &str = "
 rules:
@@ -1052,27 +1055,23 @@ http {
 /// Starts nginx or Caddy with `config`.
 fn start(scratch: &Scratch, config: &str, ready: &str) -> (Process, SocketAddr) {
     let is_caddy = config.contains("admin off");
-    for _ in 0..5 {
-        let port = free_port();
-        let file = scratch.write("config", &config.replace("PORT", &port.to_string()));
-        let mut command = Command::new(tool(if is_caddy { "caddy" } else { "nginx" }));
-        if is_caddy {
-            command
-                .args(["run", "--adapter", "caddyfile", "--config"])
-                .arg(file);
-            command
-                .env("HOME", scratch.path())
-                .env("XDG_DATA_HOME", scratch.path());
-            command.env("XDG_CONFIG_HOME", scratch.path());
-        } else {
-            command.arg("-p").arg(scratch.path()).arg("-c").arg(file);
-        }
-        let mut process = Process::start(command.current_dir(scratch.path()));
-        if process.next_line_with(&[ready]).is_some() {
-            return (process, SocketAddr::from(([127, 0, 0, 1], port)));
-        }
+    let port = reserve_port();
+    let file = scratch.write("config", &config.replace("PORT", &port.to_string()));
+    let mut command = Command::new(tool(if is_caddy { "caddy" } else { "nginx" }));
+    if is_caddy {
+        command
+            .args(["run", "--adapter", "caddyfile", "--config"])
+            .arg(file);
+        command
+            .env("HOME", scratch.path())
+            .env("XDG_DATA_HOME", scratch.path());
+        command.env("XDG_CONFIG_HOME", scratch.path());
+    } else {
+        command.arg("-p").arg(scratch.path()).arg("-c").arg(file);
     }
-    panic!("{config} did not start");
+    let mut process = Process::start(command.current_dir(scratch.path()));
+    process.wait_for(&[ready]);
+    (process, SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
 /// A simulation with the proxy's rules and access log must make the same decisions as the proxy.

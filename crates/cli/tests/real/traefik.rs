@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Ask, Process, Scratch, Server, count_admitted, free_port, repository};
-
-/// The maximum number of start attempts, if another process takes Traefik's port first.
-const STARTS: u32 = 5;
+use crate::{
+    servers::reserve_port,
+    support::{Ask, Process, Scratch, Server, count_admitted, repository},
+};
 
 /// The maximum number of requests that the test sends until Traefik forwards a request.
 const REQUESTS: u32 = 1_000;
@@ -44,25 +44,24 @@ impl Traefik {
         };
         let scratch = Scratch::new();
         scratch.write("dynamic.yaml", &read("dynamic.yaml"));
-        for _ in 0..STARTS {
-            let front = SocketAddr::from(([127, 0, 0, 1], free_port()));
-            let config = read("traefik.yaml").replace("127.0.0.1:8000", &front.to_string());
-            scratch.write("traefik.yaml", &config);
-            let program = repository().join("target/test-traefik/traefik");
-            let mut traefik = Command::new(program);
-            traefik.arg("--configFile=traefik.yaml");
-            let process = Process::start(traefik.current_dir(scratch.path()));
-            if forwards(front) {
-                return Self {
-                    server,
-                    front,
-                    application,
-                    _process: process,
-                    _scratch: scratch,
-                };
-            }
+        let front = SocketAddr::from(([127, 0, 0, 1], reserve_port()));
+        let config = read("traefik.yaml").replace("127.0.0.1:8000", &front.to_string());
+        scratch.write("traefik.yaml", &config);
+        let program = repository().join("target/test-traefik/traefik");
+        let mut traefik = Command::new(program);
+        traefik.arg("--configFile=traefik.yaml");
+        let process = Process::start(traefik.current_dir(scratch.path()));
+        assert!(
+            forwards(front),
+            "Traefik did not start; run scripts/setup, or run examples/traefik by hand"
+        );
+        Self {
+            server,
+            front,
+            application,
+            _process: process,
+            _scratch: scratch,
         }
-        panic!("Traefik did not start; run scripts/setup, or run examples/traefik by hand");
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::{runtime::Handle, time::Instant};
 use crate::{
     format::ConfigFile,
     subject::{Started, StoreKind},
-    support::{RedisServer, TIMEOUT, free_port},
+    support::{RedisServer, TIMEOUT, reserve_port},
 };
 
 const SHOP: &str = "
@@ -25,7 +25,7 @@ descriptors:
 /// Returns a client for an unreachable Redis. The client has already failed to connect. The client
 /// runs on the caller's async runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
-    let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
+    let redis = at(&format!("redis://127.0.0.1:{}", reserve_port()));
     redis.wait_for_first_attempt().await.unwrap_err();
     Arc::new(redis)
 }

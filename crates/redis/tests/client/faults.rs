@@ -13,7 +13,7 @@ use crate::{
 
 #[tokio::test]
 async fn a_server_that_starts_late_is_used_once_it_is_up() {
-    let port = crate::support::free_port();
+    let port = crate::support::reserve_port();
     let fixture = StoreFixture::with(standalone(&format!("redis://127.0.0.1:{port}")));
     fixture.error().await;
     let _server = RedisServer::start_on(port, &[]);

@@ -11,7 +11,7 @@ use tidegate_redis::{Login, RedisSettings, StoreError, Topology};
 
 use crate::{
     store_fixture::{StoreFixture, address, standalone},
-    support::{RedisServer, free_port},
+    support::{RedisServer, reserve_port},
 };
 
 async fn reports_error(settings: RedisSettings, advice: &str) {
@@ -27,7 +27,7 @@ async fn reports_error(settings: RedisSettings, advice: &str) {
 
 #[tokio::test]
 async fn an_unreachable_server_is_reported() {
-    let port = free_port();
+    let port = reserve_port();
     let settings = standalone(&format!("redis://127.0.0.1:{port}"));
     reports_error(settings, &format!("cannot reach Redis at 127.0.0.1:{port}")).await;
 }
@@ -78,7 +78,7 @@ async fn a_standalone_server_and_a_cluster_node_are_not_confused() {
         "--cluster-enabled",
         "yes",
         "--cluster-port",
-        &free_port().to_string(),
+        &reserve_port().to_string(),
     ]);
     let advice = format!("write `redis: {{cluster: [{}]}}`", node.url());
     reports_error(standalone(&node.url()), &advice).await;

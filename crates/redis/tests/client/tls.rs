@@ -5,13 +5,13 @@ use tidegate_redis::{RedisSettings, RedisTls, Topology};
 
 use crate::{
     store_fixture::{StoreFixture, address, standalone},
-    support::{Certificates, RedisServer, free_port},
+    support::{Certificates, RedisServer, reserve_port},
 };
 
 #[tokio::test]
 async fn a_server_that_requires_client_certificates_accepts_only_ours() {
     let made = Certificates::make();
-    let port = free_port().to_string();
+    let port = reserve_port().to_string();
     let [ca, cert, key] = ["ca.pem", "server.pem", "server.key"]
         .map(|name| made.path(name).to_str().unwrap().to_owned());
     let tls = [

@@ -1,6 +1,6 @@
 //! Real Redis servers for tests: standalone, replicated with Sentinels, or a cluster. Each server
-//! uses ports that were free when it started, and a directory that is removed at the end. Tests of
-//! other crates also include this module.
+//! uses reserved ports, and a directory that is removed at the end. Tests of other crates also
+//! include this module.
 
 #![allow(
     dead_code,
@@ -11,6 +11,7 @@
 
 mod certificates;
 mod cluster;
+mod ports;
 mod proxy;
 mod redis;
 pub mod sentinels;
@@ -18,16 +19,13 @@ pub mod sentinels;
 pub use self::{
     certificates::Certificates,
     cluster::RedisCluster,
+    ports::reserve_port,
     proxy::{Proxy, Refused},
     redis::RedisServer,
     sentinels::Sentinels,
 };
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::PathBuf,
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 /// The program that these tests start as Redis.
 pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
@@ -37,13 +35,6 @@ pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
 
 /// Timeout of operations that take milliseconds on an idle machine.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Returns a port that is currently free. Another process may take the port before it is used; the
-/// caller must then retry.
-pub fn free_port() -> u16 {
-    let socket = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    socket.local_addr().unwrap().port()
-}
 
 /// Repeats `attempt` until it succeeds; panics after [`TIMEOUT`].
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {

@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{SERVER, Scratch, TIMEOUT, eventually, free_port};
+use super::{SERVER, Scratch, TIMEOUT, eventually, reserve_port};
 
 /// A Redis server, which is killed at the end of the test.
 #[derive(Debug)]
@@ -26,21 +26,18 @@ impl RedisServer {
 
     /// Starts a Valkey server that stores nothing on disk.
     pub fn start_valkey() -> Self {
-        Self::on_free_ports("valkey-server", |_| Vec::new())
+        Self::run("valkey-server", reserve_port(), Vec::new())
     }
 
     /// Starts a server with further `options`, such as `["--requirepass", "secret"]`.
     pub fn start_with(options: &[&str]) -> Self {
-        Self::on_free_ports(SERVER, |_| {
-            options.iter().map(|option| (*option).to_owned()).collect()
-        })
+        Self::start_on(reserve_port(), options)
     }
 
     /// Starts a server on this port.
     pub fn start_on(port: u16, options: &[&str]) -> Self {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         Self::run(SERVER, port, options)
-            .unwrap_or_else(|| panic!("{SERVER} exited at once on port {port}"))
     }
 
     /// Starts a node in cluster mode that has not joined a cluster yet, with additional `options`.
@@ -53,12 +50,12 @@ impl RedisServer {
 
     /// Works like [`Self::node`], with options that depend on the port of the cluster bus.
     pub fn node_with(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
-        Self::on_free_ports(program, |bus| {
-            // By default, the cluster bus uses the server's port plus 10,000.
-            let clustered = ["--cluster-enabled", "yes", "--cluster-port"].map(str::to_owned);
-            let clustered = clustered.into_iter().chain([bus.to_string()]);
-            clustered.chain(options(bus)).collect()
-        })
+        // By default, the cluster bus uses the server's port plus 10,000.
+        let bus = reserve_port();
+        let clustered = ["--cluster-enabled", "yes", "--cluster-port"].map(str::to_owned);
+        let clustered = clustered.into_iter().chain([bus.to_string()]);
+        let options = clustered.chain(options(bus)).collect();
+        Self::run(program, reserve_port(), options)
     }
 
     /// Starts a cluster of one node that owns all slots. The node refuses calls with keys in
@@ -76,17 +73,7 @@ impl RedisServer {
         server
     }
 
-    /// Starts a server on a free port. If another process takes the port first, tries other ports.
-    /// `options` receives another free port.
-    fn on_free_ports(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
-        (0..10)
-            .find_map(|_| Self::run(program, free_port(), options(free_port())))
-            .unwrap_or_else(|| panic!("{program} found no free port"))
-    }
-
-    /// Starts a server on this port. Returns `None` if the server exits before it replies, because
-    /// the port is taken.
-    fn run(program: &'static str, port: u16, options: Vec<String>) -> Option<Self> {
+    fn run(program: &'static str, port: u16, options: Vec<String>) -> Self {
         let scratch = Scratch::new();
         let child = spawn(program, port, &options, &scratch);
         let mut server = Self {
@@ -96,7 +83,11 @@ impl RedisServer {
             options,
             scratch,
         };
-        server.wait_until_it_answers().then_some(server)
+        assert!(
+            server.wait_until_it_answers(),
+            "{program} exited at once on port {port}"
+        );
+        server
     }
 
     pub fn port(&self) -> u16 {
@@ -122,7 +113,8 @@ impl RedisServer {
         self.child = spawn(self.program, self.port, &self.options, &self.scratch);
         assert!(
             self.wait_until_it_answers(),
-            "another program took port {}",
+            "{} exited at once on port {}",
+            self.program,
             self.port
         );
     }

@@ -5,7 +5,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{RedisServer, SERVER, Scratch, eventually, free_port, redis::ask};
+use super::{RedisServer, SERVER, Scratch, eventually, redis::ask, reserve_port};
 
 /// The primary's name in the Sentinel configuration.
 pub const PRIMARY: &str = "tide";
@@ -32,7 +32,7 @@ impl Sentinels {
                 .then_some(())
         });
         let scratch = Scratch::new();
-        let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+        let ports: Vec<u16> = (0..3).map(|_| reserve_port()).collect();
         let children = ports
             .iter()
             .map(|port| sentinel(*port, primary.port(), &scratch))

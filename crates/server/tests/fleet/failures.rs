@@ -8,12 +8,12 @@ use tidegate_redis::{FallbackSettings, NodeShare};
 use crate::{
     listeners::json,
     node::{Answer, Node},
-    support::{RedisServer, eventually, free_port},
+    support::{RedisServer, eventually, reserve_port},
 };
 
 #[test]
 fn a_node_starts_without_redis_and_is_exact_when_redis_comes() {
-    let port = free_port();
+    let port = reserve_port();
     let node = Node::start(&format!("redis://127.0.0.1:{port}"));
     node.until_up(false);
     assert_eq!(node.spend("local", "u").source, Source::Local);
@@ -24,7 +24,7 @@ fn a_node_starts_without_redis_and_is_exact_when_redis_comes() {
 
 #[test]
 fn every_rule_has_its_own_failure_policy() {
-    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    let node = Node::start(&format!("redis://127.0.0.1:{}", reserve_port()));
     node.until_up(false);
     let answer = |allowed, reason, exactness, source, remaining| Answer {
         allowed,
@@ -60,7 +60,7 @@ fn every_rule_has_its_own_failure_policy() {
 /// incremented.
 #[test]
 fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
-    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    let node = Node::start(&format!("redis://127.0.0.1:{}", reserve_port()));
     node.until_up(false);
     let check = r#"{"entries": {"path": "/closed", "user": "u"}}"#;
     assert_eq!(json(node.open_http(), "POST", "/v1/check", check).0, 503);
@@ -81,7 +81,7 @@ fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
 /// The listed denial contains the rule that failed closed, and the reason.
 #[test]
 fn a_denial_by_the_failure_policy_is_listed_with_its_rule_and_counted_in_top() {
-    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    let node = Node::start(&format!("redis://127.0.0.1:{}", reserve_port()));
     node.until_up(false);
     assert!(!node.spend("closed", "u").allowed);
     assert!(node.spend("open", "u").allowed);
@@ -109,7 +109,7 @@ fn a_denial_by_the_failure_policy_is_listed_with_its_rule_and_counted_in_top() {
 
 #[test]
 fn an_explanation_is_not_counted_in_an_outage_or_without_one() {
-    let port = free_port();
+    let port = reserve_port();
     let node = Node::start(&format!("redis://127.0.0.1:{port}"));
     let admin = node.open_admin();
     let explain = |rule: &str| {
@@ -138,7 +138,7 @@ fn an_explanation_is_not_counted_in_an_outage_or_without_one() {
 
 #[test]
 fn an_outage_has_an_event_at_its_start_and_at_its_end() {
-    let port = free_port();
+    let port = reserve_port();
     let mut redis = RedisServer::start_on(port, &[]);
     let node = Node::start(&format!("redis://127.0.0.1:{port}"));
     node.until_up(true);
@@ -251,7 +251,7 @@ fn a_known_block_stays_while_redis_is_unreachable() {
 /// fallback counts with the clock of the process, so the new process continues with this clock.
 #[test]
 fn a_step_of_the_wall_clock_refills_no_limit_of_the_fallback() {
-    let url = format!("redis://127.0.0.1:{}", free_port());
+    let url = format!("redis://127.0.0.1:{}", reserve_port());
     let (old, new) = (Node::start(&url), Node::start(&url));
     old.until_up(false);
     new.until_up(false);
@@ -270,7 +270,7 @@ fn a_step_of_the_wall_clock_refills_no_limit_of_the_fallback() {
 
 #[test]
 fn a_failed_admin_operation_is_reported() {
-    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    let node = Node::start(&format!("redis://127.0.0.1:{}", reserve_port()));
     node.until_up(false);
     let key = node.key("local", "u");
     let refused = node.run(node.limiter.reset(&key)).unwrap_err().to_string();

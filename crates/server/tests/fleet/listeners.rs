@@ -11,7 +11,7 @@ use tidegate_core::Timestamp;
 use crate::{
     client::Client,
     node::Node,
-    support::{RedisServer, TIMEOUT, free_port},
+    support::{RedisServer, TIMEOUT, reserve_port},
 };
 
 pub(crate) fn converse(address: SocketAddr, input: &str) -> String {
@@ -183,7 +183,7 @@ fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
 
 #[test]
 fn listeners_apply_the_failure_policy_without_redis() {
-    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    let node = Node::start(&format!("redis://127.0.0.1:{}", reserve_port()));
     node.until_up(false);
     let body = r#"{"entries": {"path": "/closed", "user": "u"}}"#;
     let (status, verdict) = json(node.open_http(), "POST", "/v1/check", body);
@@ -279,7 +279,7 @@ fn explain_and_denials_work_in_a_fleet() {
 /// applies.
 #[test]
 fn an_explanation_without_redis_names_the_fallback_policy() {
-    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    let node = Node::start(&format!("redis://127.0.0.1:{}", reserve_port()));
     node.until_up(false);
     let admin = node.open_admin();
     let explain = |path: &str| {

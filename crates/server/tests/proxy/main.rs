@@ -11,6 +11,9 @@ mod client;
 #[path = "../../../envoy/tests/grpc/client.rs"]
 #[allow(dead_code, reason = "used by other tests")]
 mod grpc_client;
+#[path = "../../../redis/tests/support/ports.rs"]
+#[allow(unreachable_pub, reason = "other crates re-export it")]
+mod ports;
 
 mod access_log;
 mod adaptive;

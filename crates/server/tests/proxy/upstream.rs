@@ -138,11 +138,7 @@ impl Upstream {
 
     /// Returns an address without a listening socket.
     pub(crate) fn closed_address() -> SocketAddr {
-        // The system does not immediately reuse a port that has been released.
-        TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
+        SocketAddr::from(([127, 0, 0, 1], crate::ports::reserve_port()))
     }
 
     pub(crate) fn url(&self) -> String {

@@ -1,7 +1,10 @@
 //! Tests Envoy's behaviour while Tidegate is down and after it is back.
 
 use super::{BOOTSTRAP, LIMITS};
-use crate::support::{Ask, Envoy, Scratch, Server, free_port};
+use crate::{
+    servers::reserve_port,
+    support::{Ask, Envoy, Scratch, Server},
+};
 
 /// The maximum number of requests that the test sends while it waits for Envoy to reconnect. Envoy
 /// waits for up to half a second between two connection attempts.
@@ -14,7 +17,7 @@ fn envoy_fails_open_or_closed_without_tidegate_and_recovers_with_it() {
     let config = format!(
         "listen: {{http: '127.0.0.1:0', grpc: '127.0.0.1:{}', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}}\n\
          envoy: {{config: shop.yaml}}\n",
-        free_port()
+        reserve_port()
     );
     let tidegate = Server::start_in(scratch, &config);
     let envoy = Envoy::start(BOOTSTRAP, tidegate.grpc);

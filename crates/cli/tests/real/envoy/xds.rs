@@ -8,10 +8,9 @@ use serde_json::{Value, json};
 
 use super::BOOTSTRAP;
 use crate::{
-    servers::RedisServer,
+    servers::{RedisServer, reserve_port},
     support::{
-        Ask, EVERY_LISTENER, Envoy, Process, Scratch, Server, authority, free_port, repository,
-        signed,
+        Ask, EVERY_LISTENER, Envoy, Process, Scratch, Server, authority, repository, signed,
     },
 };
 
@@ -231,7 +230,7 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
 fn a_redis_with_tls_is_used_as_configured_by_envoy_gateway() {
     let scratch = Scratch::new();
     certificates(&scratch);
-    let port = free_port().to_string();
+    let port = reserve_port().to_string();
     let path = |name: &str| scratch.join("certs").join(name).display().to_string();
     let redis_server = RedisServer::start_with(&[
         "--tls-port",

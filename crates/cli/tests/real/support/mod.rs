@@ -13,7 +13,7 @@ pub(crate) use self::{
     browser::Browser,
     envoy::{Envoy, envoy_program},
     http::{Answer, Ask, count_admitted},
-    process::{Process, assert_script_passes, free_port, run, tool},
+    process::{Process, assert_script_passes, run, tool},
     scratch::Scratch,
     server::{EVERY_LISTENER, Server, repository, tidegate},
 };

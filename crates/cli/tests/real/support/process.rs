@@ -2,7 +2,6 @@
 
 use std::{
     io::{BufRead, BufReader},
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -46,22 +45,16 @@ impl Process {
         }
     }
 
-    /// Waits for a line that contains all of `words`, and returns it.
+    /// Waits for the next line that contains all of `words`, and returns it. Panics if the program
+    /// ends first or writes nothing for [`TIMEOUT`].
     pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
-        self.next_line_with(words)
-            .unwrap_or_else(|| panic!("never logged {words:?}, but:\n{}", self.seen.join("\n")))
-    }
-
-    /// Returns the next line that contains all of `words`. Returns `None` if the program ends or
-    /// writes nothing for [`TIMEOUT`].
-    pub(crate) fn next_line_with(&mut self, words: &[&str]) -> Option<String> {
         while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.seen.push(line.clone());
             if words.iter().all(|word| line.contains(word)) {
-                return Some(line);
+                return line;
             }
         }
-        None
+        panic!("never logged {words:?}, but:\n{}", self.seen.join("\n"))
     }
 
     /// Returns whether any line that has been read so far contains all of `words`.
@@ -146,13 +139,6 @@ fn signal(pid: u32, name: &str) {
         .args(["-c", &kill])
         .stderr(Stdio::null())
         .status();
-}
-
-/// Returns a port that is currently free. Another process may take the port before the caller uses
-/// it, so callers must retry.
-pub(crate) fn free_port() -> u16 {
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    socket.local_addr().unwrap().port()
 }
 
 /// Runs a command until it ends.
