@@ -20,7 +20,7 @@
 --   {2 values under other parameters or written by a clock that was ahead, instant, each value}
 --   {4 instant outside a program's calendar windows, instant}
 -- The last three charge nothing.
-local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
+local call, struct_pack, struct_unpack = redis.call, struct.pack, struct.unpack
 local byte, sub = string.byte, string.sub
 local fmod, floor, max, min = math.fmod, math.floor, math.max, math.min
 local count, now, effect, slack = #KEYS, tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -43,6 +43,7 @@ local has_long_states = false
 -- (has_long_states = true)
 
 -- (program.lua)
+-- (receipt.lua)
 -- (lead.lua)
 -- (value.lua)
 
@@ -131,7 +132,7 @@ if not outdated then
     -- The table is created with the usual number of elements, because growing a table is more
     -- expensive.
     local states, number = {'', '', '', ''}, 0
-    local marks, kernels = effect == 'reserve' and {now, charge.ledger}, 0
+    local receipt, kernels = effect == 'reserve' and {now, charge.ledger}, 0
     while at <= #program do
       local kernel, denies, state, till = byte(program, at), nil, nil, nil
       number, kernels = number + 1, 8 * kernels + kernel
@@ -142,11 +143,11 @@ if not outdated then
         at, position, denies, state, till = evaluate(kernel, program, at + 2, value, position, mode)
         states[number] = state
       end
-      if marks and state then
-        -- The mark identifies the charge in the state. In a sliding window log, the mark is the
-        -- instant of the last entry. Any other state begins with the mark.
+      if receipt and state then
+        -- In a sliding window log, the mark is the instant of the last entry. Any other state
+        -- begins with the mark.
         local is_log = kernel == LOG or kernel == LEASE
-        marks[2 + number] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
+        receipt[MARKS + number] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
       end
       if denies then
         charge.denies, mode = true, PEEK
@@ -154,7 +155,8 @@ if not outdated then
         expires = till
       end
     end
-    charge.states, charge.expires, charge.marks, charge.kernels = states, expires, marks, kernels
+    charge.states, charge.expires = states, expires
+    charge.receipt, charge.kernels = receipt, kernels
     admitted = admitted and (charge.is_shadow or not charge.denies)
   end
 end
@@ -166,8 +168,9 @@ for i = 1, admitted and not from_ahead and #deferred or 0 do
     local _, _, _, state, till =
       evaluate(kernel, program, at + 2, charge.value, deferred[i].position, CHARGE)
     charge.states[number], charge.expires = state, max(charge.expires, till)
-    if charge.marks then
-      charge.marks[2 + number] = kernel == BUCKETS and sub(state, 1, 15) or sub(state, -10, -4)
+    if charge.receipt then
+      charge.receipt[MARKS + number] =
+        kernel == BUCKETS and sub(state, 1, 15) or sub(state, -10, -4)
     end
   end
 end
@@ -242,12 +245,12 @@ end
 
 if effect == 'reserve' then
   for i = 1, count do
-    local charge, receipt = charges[i], ''
+    local charge, packed = charges[i], ''
     if admitted and not charge.denies then
-      charge.marks[#charge.marks + 1] = charge.kernels
-      receipt = cmsgpack.pack(charge.marks)
+      charge.receipt[#charge.receipt + 1] = charge.kernels
+      packed = cmsgpack.pack(charge.receipt)
     end
-    reply[2 + count + i] = receipt
+    reply[2 + count + i] = packed
   end
 end
 return reply

@@ -12,10 +12,11 @@ const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Lua snippets that several scripts share, each with the marker that it replaces in a script.
-const SHARED: [(&str, &str); 8] = [
+const SHARED: [(&str, &str); 9] = [
     ("-- (guard.lua)\n", include_str!("guard.lua")),
     ("-- (program.lua)\n", include_str!("program.lua")),
     ("-- (members.lua)\n", include_str!("members.lua")),
+    ("-- (receipt.lua)\n", include_str!("receipt.lua")),
     ("-- (lead.lua)\n", include_str!("lead.lua")),
     ("-- (ledger.lua)\n", include_str!("ledger.lua")),
     ("-- (value.lua)\n", include_str!("value.lua")),

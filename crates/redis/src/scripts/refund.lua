@@ -15,15 +15,11 @@
 -- stay charged, in this call or in the call that has ended the reservation, or 0 otherwise; and the
 -- packed receipts with renewed leases.
 --
--- A receipt is {the instant of the charge, the ledger at that time, the mark of the charge in each
--- state, …, the algorithms}. The mark identifies the charge in the state. The algorithms of the
--- states are the digits of an octal number.
---
 -- The refund ledger is a part of the value. The ledger records when it was created. For each GCRA
 -- limit of the key, it also records the total time by which refunds have since moved later requests
 -- forward. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
 -- computed from the clock alone.
-local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
+local call, struct_pack, struct_unpack = redis.call, struct.pack, struct.unpack
 local byte, sub = string.byte, string.sub
 local fmod, floor, max, min = math.fmod, math.floor, math.max, math.min
 local now, count, renewed = tonumber(ARGV[1]), #KEYS, ARGV[3]
@@ -47,6 +43,7 @@ local LEDGER_MS, LEDGER_MICROS, MOST_MOVED = 60000, 60000000, 2 ^ 52
 
 -- (program.lua)
 -- (members.lua)
+-- (receipt.lua)
 -- (lead.lua)
 -- (value.lua)
 -- (states.lua)
@@ -249,11 +246,11 @@ local function refund_states(
 )
   local parts = unused == '' and program.members
     or unused ~= 'leases' and open_program(unused).members or {}
-  local since, ledger_then = unpack(receipt)
+  local since, ledger_then = receipt[CHARGED_AT], receipt[CHARGED_LEDGER]
   local written, expires, sums, entries = {}, 0, {}, 0
   is_same = is_same and not is_converted_since(ledger, ledger_then)
   for number = 1, #states do
-    local member, mark = program.members[number], receipt[2 + number]
+    local member, mark = program.members[number], receipt[MARKS + number]
     local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     local part = parts[number] or member
     -- Nothing is refunded if the units were used, or if the member counts denied requests. Only

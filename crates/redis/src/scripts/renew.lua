@@ -14,8 +14,8 @@
 --          the value of a key without charged units
 --
 -- Returns for each charge {1 if all leases are held or 0 if one is lost, the new receipt}.
--- `refund.lua` describes receipts.
-local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
+-- `receipt.lua` describes receipts.
+local call, struct_pack, struct_unpack = redis.call, struct.pack, struct.unpack
 local byte, sub = string.byte, string.sub
 local fmod, floor, max, min = math.fmod, math.floor, math.max, math.min
 local now, slack, count = tonumber(ARGV[1]), tonumber(ARGV[2]), (#ARGV - 4) / 3
@@ -27,6 +27,7 @@ end
 -- (guard.lua)
 -- (program.lua)
 -- (members.lua)
+-- (receipt.lua)
 -- (lead.lua)
 -- (value.lua)
 -- (states.lua)
@@ -112,12 +113,12 @@ local function renew_leases(program, value, states, receipt, renewed_receipt, le
     local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     if kernel == LEASE then
       local member = program.members[number]
-      receipt[2 + number] = latest_lease_start(number, receipt, renewed_receipt, ledger)
-      local since = struct_unpack('>I7', receipt[2 + number])
+      receipt[MARKS + number] = latest_lease_start(number, receipt, renewed_receipt, ledger)
+      local since = struct_unpack('>I7', receipt[MARKS + number])
       local log, over, at = renew_log(value, start, since, member.cost, member.limit)
       if log then
         written[number], till = log, max(till, over)
-        receipt[2 + number] = struct_pack('>I7', at)
+        receipt[MARKS + number] = struct_pack('>I7', at)
       else
         is_lost = true
       end

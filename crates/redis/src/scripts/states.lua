@@ -82,15 +82,15 @@ local MARK_BYTES = {
 local function has_marks_of(program, receipt)
   local count, kernels = #program.members, receipt[#receipt]
   if type(kernels) == 'number' then
-    return #receipt == 3 + count and kernels == program.kernels
+    return #receipt == MARKS + count + 1 and kernels == program.kernels
   end
   for number = 1, count do
-    local kernel, mark = program.members[number].kernel, receipt[2 + number]
+    local kernel, mark = program.members[number].kernel, receipt[MARKS + number]
     if not mark or (#mark == MARK_BYTES[LEASE]) ~= (kernel == LOG or kernel == LEASE) then
       return false
     end
   end
-  return #receipt == 2 + count
+  return #receipt == MARKS + count
 end
 
 -- Removes up to `units` units that were charged at `since` from a sliding window log, starting with
@@ -196,8 +196,8 @@ end
 -- guard, which is nil without a renewal. A former token does not know a later renewal. The guard
 -- does not know a renewal during a migration of the hash slot.
 local function latest_lease_start(number, receipt, renewed_receipt, ledger)
-  local own = lease_start(receipt[2 + number], ledger)
-  local renewed = renewed_receipt and lease_start(renewed_receipt[2 + number], ledger) or own
+  local own = lease_start(receipt[MARKS + number], ledger)
+  local renewed = renewed_receipt and lease_start(renewed_receipt[MARKS + number], ledger) or own
   local own_at, renewed_at = struct_unpack('>I7', own), struct_unpack('>I7', renewed)
   -- A clock that was ahead has written `own`, and the lease was renewed since.
   local is_from_ahead = own_at > now + JUMP
