@@ -146,7 +146,40 @@ impl StoreDecision {
 }
 
 /// A decision, with a receipt if anything was charged.
-pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
+#[derive(Debug)]
+pub struct DecisionAndReceipt<R> {
+    /// The decision.
+    pub decided: StoreDecision,
+    /// The receipt of the charges; `None` if nothing was charged or no receipt was wanted.
+    pub receipt: Option<R>,
+}
+
+impl<R> DecisionAndReceipt<R> {
+    /// Returns a decision that charged nothing, or whose caller wants no receipt.
+    #[must_use]
+    pub fn without_receipt(decided: StoreDecision) -> Self {
+        Self {
+            decided,
+            receipt: None,
+        }
+    }
+
+    /// Returns the verdict on a request with these `charges`, given the `outcomes` of their limits.
+    #[must_use]
+    pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
+        self.decided.verdict(charges, outcomes)
+    }
+
+    /// Returns the decision with another type of receipt, which `wrap` makes of the receipt.
+    #[must_use]
+    pub fn map_receipt<T>(self, wrap: impl FnOnce(R) -> T) -> DecisionAndReceipt<T> {
+        let Self { decided, receipt } = self;
+        DecisionAndReceipt {
+            decided,
+            receipt: receipt.map(wrap),
+        }
+    }
+}
 
 /// A store for limit states. Decisions are atomic.
 ///
@@ -259,7 +292,10 @@ impl Store for MemoryStore {
     ) -> MaybeReady<DecisionAndReceipt<Receipt>, Never<DecisionAndReceipt<Receipt>>> {
         let (decision, receipt) = self.reserve(request.charges, request.now, outcomes);
         let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
-        MaybeReady::Ready((StoreDecision::in_memory(decision), receipt))
+        MaybeReady::Ready(DecisionAndReceipt {
+            decided: StoreDecision::in_memory(decision),
+            receipt,
+        })
     }
 
     #[inline]

@@ -212,12 +212,12 @@ impl Store for ServerLimiter {
                 let began = self.sample_start();
                 let search = request.cache_search;
                 let reserved = Store::reserve(store, reborrow(&mut request, search), outcomes);
-                let (decided, receipt) = reserved.into_inner();
+                let reserved = reserved.into_inner();
                 self.record_sample(self.latency_since(began), request.charges, outcomes);
                 if request.accounting != Accounting::Attempt {
-                    self.record_keys(request.now, request.charges, &decided, outcomes);
+                    self.record_keys(request.now, request.charges, &reserved.decided, outcomes);
                 }
-                MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
+                MaybeReady::Ready(reserved.map_receipt(LimiterReceipt::Memory))
             }
             Backend::Redis(redis_store) => {
                 let mut request = request;
@@ -227,21 +227,21 @@ impl Store for ServerLimiter {
                 };
                 let search = request.cache_search;
                 let first = reborrow(&mut request, search);
-                if let Some((decided, receipt)) = redis_store.reserve(first, outcomes).ready() {
+                if let Some(reserved) = redis_store.reserve(first, outcomes).ready() {
                     let now = request.now;
                     let charges = &*request.charges;
-                    self.record_remote(&original, now, charges, &decided, outcomes);
-                    return MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Redis)));
+                    self.record_remote(&original, now, charges, &reserved.decided, outcomes);
+                    return MaybeReady::Ready(reserved.map_receipt(LimiterReceipt::Redis));
                 }
                 MaybeReady::Pending(async move {
                     let again = reborrow(&mut request, CacheSearch::Skip);
                     let reserved = redis_store.reserve(again, &mut *outcomes);
-                    let ((decided, receipt), latency) = self.timed(reserved).await;
+                    let (reserved, latency) = self.timed(reserved).await;
                     let now = request.now;
                     let charges = &*request.charges;
                     self.record_sample(latency, charges, outcomes);
-                    self.record_remote(&original, now, charges, &decided, outcomes);
-                    (decided, receipt.map(LimiterReceipt::Redis))
+                    self.record_remote(&original, now, charges, &reserved.decided, outcomes);
+                    reserved.map_receipt(LimiterReceipt::Redis)
                 })
             }
         }

@@ -15,10 +15,7 @@ use proptest::prelude::*;
 use tidegate::{
     Algorithm, Clock, Cost, Limit, MemoryBounds, MemoryStore, RateLimiter, Reason, Request,
     RetryAfter, Rule, RuleLimiter, RuleSet, Span, Timestamp, Verdict, WaitEnd,
-    rate_limiter::{
-        DecidedRequestTurn, OwnedCharges, Receipts, SlotTurn, TurnBuffers, TurnDecision,
-        release_slots,
-    },
+    rate_limiter::{OwnedCharges, Receipts, SlotTurn, TurnBuffers, TurnResult, release_slots},
 };
 use tidegate_core::{
     Charge, Effect, EntryBlock, EntryBlockTarget, EntryBlocks, Override, OverrideTarget, Overrides,
@@ -101,16 +98,16 @@ async fn acquire(
         .charges(&request, limiter.now(), &mut scratch)
         .unwrap();
     let decided = turn.decide_now(&**limiter, &mut charges, &mut outcomes, limiter.now());
-    if let Some(TurnDecision { decided, receipt }) = decided {
+    if let Some(decided) = decided {
         let verdict = decided.verdict(&charges, &outcomes);
-        return held(limiter, &rules, &charges, &verdict, receipt);
+        return held(limiter, &rules, &charges, &verdict, decided.receipt);
     }
     let buffers = TurnBuffers {
         scratch: &mut scratch,
         outcomes: &mut outcomes,
     };
-    let finish = |decided: DecidedRequestTurn<'_, _>| {
-        let DecidedRequestTurn {
+    let finish = |decided: TurnResult<'_, _>| {
+        let TurnResult {
             rules,
             charges,
             verdict,

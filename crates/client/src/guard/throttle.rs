@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Algorithm, AlgorithmName, Charge, Cost, Effect, Limit, LimitError, Limits, MemoryBounds,
-    MemoryStore, Outcome, RetryAfter, Span, Store, StoreRequest,
+    Algorithm, AlgorithmName, Charge, Cost, DecisionAndReceipt, Effect, Limit, LimitError, Limits,
+    MemoryBounds, MemoryStore, Outcome, RetryAfter, Span, Store, StoreRequest,
 };
 use tokio::time::{sleep, timeout};
 
@@ -204,10 +204,11 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         let mut charges = vec![self.charge(&key, request.cost)?];
         let mut outcomes = Vec::new();
         let store_request = StoreRequest::new(&mut charges, self.clock.now(), Effect::Charge);
-        let (decided, receipt) = if self.needs_receipt {
+        let decided = if self.needs_receipt {
             self.store.reserve(store_request, &mut outcomes).await
         } else {
-            (self.store.decide(store_request, &mut outcomes).await, None)
+            let decided = self.store.decide(store_request, &mut outcomes).await;
+            DecisionAndReceipt::without_receipt(decided)
         };
         let verdict = decided.verdict(&charges, &outcomes);
         let delay = if verdict.allowed {
@@ -215,7 +216,10 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         } else {
             Err(verdict.retry_after)
         };
-        Ok(LimitDecision { delay, receipt })
+        Ok(LimitDecision {
+            delay,
+            receipt: decided.receipt,
+        })
     }
 
     fn permit(

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate::rate_limiter::{OwnedCharge, OwnedCharges};
 use tidegate_core::{
-    Algorithm, Charge, Cost, Decision, Effect, Limits, Outcome, Span, Store, StoreDecision,
-    StoreRequest, bounds,
+    Algorithm, Charge, Cost, Decision, DecisionAndReceipt, Effect, Limits, Outcome, Span, Store,
+    StoreDecision, StoreRequest, bounds,
 };
 use tidegate_redis::{
     RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
@@ -89,7 +89,8 @@ impl ServerLimiter {
             within,
             ..StoreRequest::new(&mut list, self.now(), Effect::Charge)
         };
-        let (decided, receipt) = Store::reserve(self, request, &mut outcomes).await;
+        let DecisionAndReceipt { decided, receipt } =
+            Store::reserve(self, request, &mut outcomes).await;
         let reservation = match receipt {
             Some(receipt) if decided.decision == Decision::Admitted => {
                 let ttl = ttl.min(self.reservations.settings.max_ttl);

@@ -47,7 +47,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use tidegate::rate_limiter::{DecidedRequestTurn, OwnedCharges, Receipts, SlotTurn, TurnBuffers};
+use tidegate::rate_limiter::{OwnedCharges, Receipts, SlotTurn, TurnBuffers, TurnResult};
 use tidegate_config::{Password, ReservationsConfig};
 use tidegate_core::{Cost, Refund, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
 use tidegate_net::prometheus::{self, Metric, Page};
@@ -276,8 +276,8 @@ impl ServerLimiter {
             scratch,
             outcomes: &mut Vec::new(),
         };
-        let reserve = |decided: DecidedRequestTurn<'_, LimiterReceipt>| {
-            let DecidedRequestTurn {
+        let reserve = |decided: TurnResult<'_, LimiterReceipt>| {
+            let TurnResult {
                 rules,
                 charges,
                 verdict,

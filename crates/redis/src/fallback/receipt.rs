@@ -87,10 +87,10 @@ impl FallbackStore {
     > {
         request.effect = Effect::Charge;
         if let Some(decided) = self.block_by_entries(&request, outcomes) {
-            return MaybeReady::Ready((decided, None));
+            return MaybeReady::Ready(DecisionAndReceipt::without_receipt(decided));
         }
         if let Some(decided) = self.cached_denial(&request, outcomes) {
-            return MaybeReady::Ready((decided, None));
+            return MaybeReady::Ready(DecisionAndReceipt::without_receipt(decided));
         }
         if self.is_unavailable() {
             return MaybeReady::Ready(self.reserve_share(&mut request, outcomes));
@@ -122,7 +122,7 @@ impl FallbackStore {
         let mut receipt = Receipt::default();
         let decided = self.fall_back(request, outcomes, Some(&mut receipt));
         let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(ReceiptKind::Local(receipt)));
-        (decided, receipt)
+        DecisionAndReceipt { decided, receipt }
     }
 
     async fn reserve_in_redis(
@@ -162,10 +162,8 @@ impl FallbackStore {
                 local: local_receipts.collect(),
             }))
         });
-        Ok((
-            self.record_decision(decision, request.now, request.accounting),
-            receipt,
-        ))
+        let decided = self.record_decision(decision, request.now, request.accounting);
+        Ok(DecisionAndReceipt { decided, receipt })
     }
 
     /// Settles charges. Charges made without Redis are settled immediately, without a call.

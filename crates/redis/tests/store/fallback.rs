@@ -4,8 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Algorithm, CacheSearch, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits,
-    MemoryBounds, MemoryStore, Renewal, Settlement, Source, Span, Store, StoreRequest, Timestamp,
+    Algorithm, CacheSearch, Charge, Cost, Decision, DecisionAndReceipt, Effect, FallbackShare,
+    Limit, Limits, MemoryBounds, MemoryStore, Renewal, Settlement, Source, Span, Store,
+    StoreRequest, Timestamp,
 };
 use tidegate_redis::{
     Address, FallbackReceipt, FallbackSettings, FallbackStore, NodeShare, Redis, RedisSettings,
@@ -157,7 +158,8 @@ async fn reserve(
 ) -> (Decision, Source, Option<FallbackReceipt>) {
     let mut charges = vec![Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let mut outcomes = Vec::new();
-    let (decided, receipt) = node.reserve(request(&mut charges), &mut outcomes).await;
+    let DecisionAndReceipt { decided, receipt } =
+        node.reserve(request(&mut charges), &mut outcomes).await;
     (decided.decision, decided.source, receipt)
 }
 
@@ -443,7 +445,7 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
             let mut charges = vec![Charge::new(key, limits, Cost::ONE).unwrap()];
             let (request, mut outcomes) = (request(&mut charges), Vec::new());
             let decided = if receipt {
-                node.reserve(request, &mut outcomes).await.0
+                node.reserve(request, &mut outcomes).await.decided
             } else {
                 node.decide(request, &mut outcomes).await
             };
@@ -476,7 +478,7 @@ async fn an_abandoned_slot_is_released() {
         within: Some(Duration::from_millis(100)),
         ..request(&mut charges)
     };
-    let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
+    let DecisionAndReceipt { decided, receipt } = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
     // The server runs the second group of requests after the abandoned request. Once the server has

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, Limit, Limits, MemoryBounds, MemoryStore, Rate, Renewal,
-    Settlement, Source, Span, Store, StoreRequest, Timestamp,
+    Charge, Cost, Decision, DecisionAndReceipt, Effect, Limit, Limits, MemoryBounds, MemoryStore,
+    Rate, Renewal, Settlement, Source, Span, Store, StoreRequest, Timestamp,
 };
 use tidegate_redis::{
     Address, FallbackReceipt, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology,
@@ -54,7 +54,7 @@ impl Rules {
     async fn reserve(&self, node: &FallbackStore) -> (Decision, Option<FallbackReceipt>) {
         let (mut charges, now) = (self.charges(), Timestamp::from_micros(START));
         let request = StoreRequest::new(&mut charges, now, Effect::Charge);
-        let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
+        let DecisionAndReceipt { decided, receipt } = node.reserve(request, &mut Vec::new()).await;
         assert_eq!(decided.source, Source::Redis, "{:?}", decided.decision);
         (decided.decision, receipt)
     }

@@ -17,10 +17,7 @@ use crate::Waiters;
 pub use self::{
     excess::{charge_excess, excess_costs},
     owned_charges::{ChargesToRenew, OwnedCharge, OwnedCharges, StoredCharge},
-    slot_turn::{
-        CancelSignal, DecidedRequestTurn, Receipts, SlotTurn, TurnBuffers, TurnDecision,
-        release_slots,
-    },
+    slot_turn::{CancelSignal, Receipts, SlotTurn, TurnBuffers, TurnResult, release_slots},
 };
 
 /// A decided request, for [`RateLimiter::observe`].
@@ -167,8 +164,7 @@ pub trait RateLimiter: Send + Sync {
                 scratch,
                 outcomes: &mut outcomes,
             };
-            let finish =
-                |decided: DecidedRequestTurn<'_, _>| finish(decided.rules, &decided.verdict);
+            let finish = |decided: TurnResult<'_, _>| finish(decided.rules, &decided.verdict);
             turn.decide_request(self, rules, request, buffers, finish)
                 .await
         })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate::{
     RateLimiter,
-    rate_limiter::{CancelSignal, DecidedRequestTurn, Receipts, SlotTurn, TurnBuffers, stretch},
+    rate_limiter::{CancelSignal, Receipts, SlotTurn, TurnBuffers, TurnResult, stretch},
 };
 use tidegate_core::{
     Charge, Effect, Outcome, Request, RequestError, RuleSet, Scratch, Store, Timestamp, Verdict,
@@ -97,8 +97,8 @@ pub(super) async fn charge_later<L: RateLimiter + 'static, T>(
         .with_longest_delay(longest_wait)
         .with_receipts(Receipts::IfSettled)
         .with_signal(Some(signal));
-    let finish = |decided: DecidedRequestTurn<'_, _>| {
-        let DecidedRequestTurn {
+    let finish = |decided: TurnResult<'_, _>| {
+        let TurnResult {
             rules,
             charges,
             verdict,

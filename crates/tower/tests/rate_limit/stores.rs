@@ -98,12 +98,10 @@ impl Store for Closed {
         &self,
         request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> MaybeReady<
-        (StoreDecision, Option<()>),
-        impl Future<Output = (StoreDecision, Option<()>)> + Send,
-    > {
+    ) -> MaybeReady<DecisionAndReceipt<()>, impl Future<Output = DecisionAndReceipt<()>> + Send>
+    {
         self.decide(request, outcomes)
-            .map(|decided| (decided, None))
+            .map(DecisionAndReceipt::without_receipt)
     }
 
     fn settle(

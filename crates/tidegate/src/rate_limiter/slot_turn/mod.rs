@@ -28,9 +28,9 @@ use std::sync::{
 };
 
 use tidegate_core::{
-    Accounting, Algorithm, CacheSearch, Charge, Decision, Effect, Limit, MaybeReady, Outcome,
-    Request, RequestError, RetryAfter, RuleSet, Scratch, SlotEstimate, SlotWait, Span, Store,
-    StoreDecision, StoreRequest, Timestamp, Verdict,
+    Accounting, Algorithm, CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, Limit,
+    MaybeReady, Outcome, Request, RequestError, RetryAfter, RuleSet, Scratch, SlotEstimate,
+    SlotWait, Span, Store, StoreDecision, StoreRequest, Timestamp, Verdict,
 };
 
 use super::{OwnedCharges, RateLimiter, stretch};
@@ -79,39 +79,9 @@ impl CancelSignal {
     }
 }
 
-/// The result of a [`SlotTurn`].
+/// The result of [`SlotTurn::decide_request`].
 #[derive(Debug)]
-pub struct TurnDecision<R> {
-    /// The decision of the store.
-    pub decided: StoreDecision,
-    /// The receipt of the charges, if there are any and the caller wants it.
-    pub receipt: Option<R>,
-}
-
-impl<R> TurnDecision<R> {
-    /// Returns the verdict on a request with these `charges`, given the `outcomes` of their limits.
-    #[must_use]
-    pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
-        self.decided.verdict(charges, outcomes)
-    }
-
-    /// Replaces the retry times of concurrency limits that deny the request with estimates.
-    fn with_estimates(
-        self,
-        waiters: &Waiters,
-        charges: &[Charge<'_>],
-        outcomes: &mut [Outcome],
-    ) -> Self {
-        if self.decided.decision == Decision::Limited {
-            estimate(waiters, charges, outcomes);
-        }
-        self
-    }
-}
-
-/// A decided request, as [`SlotTurn::decide_request`] passes it to its caller.
-#[derive(Debug)]
-pub struct DecidedRequestTurn<'t, R> {
+pub struct TurnResult<'t, R> {
     /// The rules under which the request was decided.
     pub rules: &'t Arc<RuleSet>,
     /// The evaluated charges.
@@ -220,13 +190,14 @@ impl<'s> SlotTurn<'s> {
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
         now: Timestamp,
-    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+    ) -> Option<DecisionAndReceipt<ReceiptOf<L>>> {
         if self.can_wait(charges) {
             return self.decide_unless_waiting(limiter, charges, outcomes, now);
         }
         let request = StoreRequest::new(charges, now, self.effect);
-        let turn = self.call_now(limiter.store(), request, outcomes)?;
-        Some(turn.with_estimates(limiter.wait_queues(), charges, outcomes))
+        let decision = self.call_now(limiter.store(), request, outcomes)?;
+        estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
+        Some(decision)
     }
 
     fn decide_unless_waiting<L: RateLimiter + ?Sized>(
@@ -235,19 +206,20 @@ impl<'s> SlotTurn<'s> {
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
         now: Timestamp,
-    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+    ) -> Option<DecisionAndReceipt<ReceiptOf<L>>> {
         if queue_ahead(limiter.wait_queues(), charges, None).is_some() || counts_denied(charges) {
             return None;
         }
         let (original, store) = (charges.clone(), limiter.store());
         let request = attempt(charges, now, Effect::Charge, CacheSearch::Due);
-        let turn = self.call_now(store, request, outcomes)?;
-        if queue_of_denial(&turn.decided, charges, outcomes).is_some() {
+        let decision = self.call_now(store, request, outcomes)?;
+        if queue_of_denial(&decision.decided, charges, outcomes).is_some() {
             *charges = original;
             return None;
         }
-        store.count(now, &original, charges, &turn.decided, outcomes);
-        Some(turn.with_estimates(limiter.wait_queues(), charges, outcomes))
+        store.count(now, &original, charges, &decision.decided, outcomes);
+        estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
+        Some(decision)
     }
 
     fn call_now<S: Store>(
@@ -255,13 +227,12 @@ impl<'s> SlotTurn<'s> {
         store: &S,
         request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<TurnDecision<S::Receipt>> {
-        let (decided, receipt) = if self.reserves(request.effect) {
-            store.reserve(request, outcomes).ready()?
-        } else {
-            (store.decide(request, outcomes).ready()?, None)
-        };
-        Some(TurnDecision { decided, receipt })
+    ) -> Option<DecisionAndReceipt<S::Receipt>> {
+        if self.reserves(request.effect) {
+            return store.reserve(request, outcomes).ready();
+        }
+        let decided = store.decide(request, outcomes).ready()?;
+        Some(DecisionAndReceipt::without_receipt(decided))
     }
 
     /// Decides a request with these `charges`. The request waits for concurrency slots if its
@@ -272,7 +243,7 @@ impl<'s> SlotTurn<'s> {
         limiter: &L,
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
-    ) -> TurnDecision<ReceiptOf<L>> {
+    ) -> DecisionAndReceipt<ReceiptOf<L>> {
         if !self.can_wait(charges) {
             return self
                 .decide_once(limiter, charges, outcomes, self.cache_search)
@@ -302,7 +273,7 @@ impl<'s> SlotTurn<'s> {
         rules: &Arc<RuleSet>,
         request: &Request<'_>,
         buffers: TurnBuffers<'_>,
-        finish: impl FnOnce(DecidedRequestTurn<'_, ReceiptOf<L>>) -> T,
+        finish: impl FnOnce(TurnResult<'_, ReceiptOf<L>>) -> T,
     ) -> Result<T, RequestError> {
         let TurnBuffers { scratch, outcomes } = buffers;
         let mut reloaded: Option<Arc<RuleSet>> = None;
@@ -315,7 +286,7 @@ impl<'s> SlotTurn<'s> {
             let mut charges = charges.inspect_err(|_| attempts.end_wait(WaitEnd::Denied))?;
             if charges.is_empty() {
                 attempts.end_wait(WaitEnd::Admitted);
-                return Ok(finish(DecidedRequestTurn {
+                return Ok(finish(TurnResult {
                     rules,
                     charges: &charges,
                     verdict: Verdict::unlimited(),
@@ -332,7 +303,7 @@ impl<'s> SlotTurn<'s> {
             }
             let turn = self.with_receipts(self.receipts.of(rules, &charges));
             if let Some(decided) = attempts.make(&turn, &mut charges, outcomes).await {
-                return Ok(finish(DecidedRequestTurn {
+                return Ok(finish(TurnResult {
                     rules,
                     charges: &charges,
                     verdict: decided.verdict(&charges, outcomes),
@@ -349,13 +320,14 @@ impl<'s> SlotTurn<'s> {
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
         cache_search: CacheSearch,
-    ) -> TurnDecision<ReceiptOf<L>> {
+    ) -> DecisionAndReceipt<ReceiptOf<L>> {
         let request = StoreRequest {
             cache_search,
             ..StoreRequest::new(charges, limiter.now(), self.effect)
         };
-        let turn = self.call(limiter.store(), request, outcomes).await;
-        turn.with_estimates(limiter.wait_queues(), charges, outcomes)
+        let decision = self.call(limiter.store(), request, outcomes).await;
+        estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
+        decision
     }
 
     /// Returns whether a call with `effect` reserves. [`Store::reserve`] would charge with any
@@ -369,22 +341,20 @@ impl<'s> SlotTurn<'s> {
         store: &S,
         request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
-    ) -> TurnDecision<S::Receipt> {
+    ) -> DecisionAndReceipt<S::Receipt> {
         let _calling = self.signal.map(StoreCall::new);
         // An `.await` of a ready decision would move it several times.
-        let (decided, receipt) = if self.reserves(request.effect) {
-            match store.reserve(request, outcomes).boxed() {
+        if self.reserves(request.effect) {
+            return match store.reserve(request, outcomes).boxed() {
                 MaybeReady::Ready(reserved) => reserved,
                 MaybeReady::Pending(reserving) => reserving.await,
-            }
-        } else {
-            let decided = match store.decide(request, outcomes).boxed() {
-                MaybeReady::Ready(decided) => decided,
-                MaybeReady::Pending(deciding) => deciding.await,
             };
-            (decided, None)
+        }
+        let decided = match store.decide(request, outcomes).boxed() {
+            MaybeReady::Ready(decided) => decided,
+            MaybeReady::Pending(deciding) => deciding.await,
         };
-        TurnDecision { decided, receipt }
+        DecisionAndReceipt::without_receipt(decided)
     }
 
     fn can_wait(&self, charges: &[Charge<'_>]) -> bool {
@@ -505,10 +475,21 @@ fn lines<'a, 'c>(
         .map(|((charge, limit), outcome)| (charge, limit, outcome))
 }
 
-/// Estimates the retry times of the concurrency limits that deny a request. A retry time is
-/// replaced with its estimate only if the holding times of the limit's slots are known.
+/// Replaces the retry times of concurrency limits that deny the request with estimates. A retry
+/// time is replaced only if the holding times of the limit's slots are known.
+fn estimate(
+    waiters: &Waiters,
+    decided: &StoreDecision,
+    charges: &[Charge<'_>],
+    outcomes: &mut [Outcome],
+) {
+    if decided.decision == Decision::Limited {
+        estimate_denied(waiters, charges, outcomes);
+    }
+}
+
 #[cold]
-fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
+fn estimate_denied(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
     let limits = charges
         .iter()
         .flat_map(|charge| charge.limits.iter().map(move |limit| (charge, limit)));
@@ -599,7 +580,7 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
         turn: &SlotTurn<'_>,
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+    ) -> Option<DecisionAndReceipt<ReceiptOf<L>>> {
         let (limiter, search) = (self.limiter, self.cache_search);
         self.cache_search = CacheSearch::Due;
         #[cfg(feature = "tokio")]
@@ -608,8 +589,9 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
             let attempt = self
                 .progress
                 .attempt(turn, limiter, charges, outcomes, search);
-            let decided = Box::pin(attempt).await?;
-            return Some(decided.with_estimates(limiter.wait_queues(), charges, outcomes));
+            let decision = Box::pin(attempt).await?;
+            estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
+            return Some(decision);
         }
         Some(turn.decide_once(limiter, charges, outcomes, search).await)
     }

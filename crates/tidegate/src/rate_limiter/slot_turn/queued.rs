@@ -59,7 +59,7 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
         charges: &mut Vec<Charge<'_>>,
         outcomes: &mut Vec<Outcome>,
         cache_search: CacheSearch,
-    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+    ) -> Option<DecisionAndReceipt<ReceiptOf<L>>> {
         let (store, waiters) = (limiter.store(), limiter.wait_queues());
         let is_blocked = charges.iter().any(|charge| charge.blocked.is_some());
         if let Some(wait) = &mut self.wait
