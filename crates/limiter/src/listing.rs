@@ -47,7 +47,7 @@ impl ServerLimiter {
         let scope = rule.key_prefix();
         let Some(redis_store) = self.redis_store() else {
             // Each process hashes keys differently, so a position contains the ID of its process.
-            let process = self.metrics.started().as_micros();
+            let process = self.observers.metrics.started().as_micros();
             let from = after.map(|after| parse_cursor(after, process));
             let from = from.transpose()?.unwrap_or_default();
             let store = self.local_store();

@@ -1,62 +1,19 @@
-//! The limiter's backend, and the limiter's implementation of [`Store`]. The implementation passes
-//! calls to the backend and samples their latency.
+//! The limiter's implementation of [`Store`], which passes calls to the backend and samples their
+//! latency.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tidegate::{RateLimiter, Waiters};
 use tidegate_core::{
-    Accounting, CacheSearch, Charge, DecisionAndReceipt, Effect, MaybeReady, MemoryStore, Outcome,
-    Receipt, Renewal, RuleSet, Settlement, Store, StoreDecision, StoreRequest, Timestamp,
+    Accounting, CacheSearch, Charge, DecisionAndReceipt, Effect, MaybeReady, Outcome, Renewal,
+    RuleSet, Settlement, Store, StoreDecision, StoreRequest, Timestamp,
 };
-use tidegate_redis::{FallbackReceipt, FallbackStore};
 
-use super::ServerLimiter;
-
-/// The backend that makes decisions: the memory of this process, or a Redis that several servers
-/// share.
-#[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a process has only one backend, and a box would add an indirection to every decision"
-)]
-pub enum Backend {
-    /// The memory store of this process.
-    Memory(MemoryStore),
-    /// Redis, with this node's memory store as the fallback while Redis is unreachable.
-    Redis(FallbackStore),
-}
-
-impl From<MemoryStore> for Backend {
-    fn from(store: MemoryStore) -> Self {
-        Self::Memory(store)
-    }
-}
-
-impl From<FallbackStore> for Backend {
-    fn from(redis_store: FallbackStore) -> Self {
-        Self::Redis(redis_store)
-    }
-}
-
-/// A receipt for a charge. Only the backend that issued a receipt can settle the receipt.
-#[derive(Debug)]
-pub enum LimiterReceipt {
-    /// Issued by the memory store.
-    Memory(Receipt),
-    /// Issued by the Redis-backed store.
-    Redis(FallbackReceipt),
-}
-
-impl LimiterReceipt {
-    /// Returns whether the charge at this position was made.
-    pub(crate) fn is_charged(&self, at: usize) -> bool {
-        match self {
-            Self::Memory(receipt) => receipt.is_charged(at),
-            Self::Redis(receipt) => receipt.is_charged(at),
-        }
-    }
-}
+use crate::{
+    ServerLimiter,
+    backend::{Backend, LimiterReceipt},
+};
 
 impl RateLimiter for ServerLimiter {
     type Store = Self;
@@ -102,7 +59,7 @@ impl ServerLimiter {
         charges: &[Charge<'c>],
         effect: Effect,
     ) -> SmallVec<[Charge<'c>; 2]> {
-        match &self.top {
+        match &self.observers.top {
             Some(_) if effect == Effect::Charge => charges.into(),
             _ => SmallVec::new(),
         }
@@ -306,7 +263,7 @@ impl Store for ServerLimiter {
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
         let observed = |renewal| {
-            self.metrics.observe_renewal(renewal);
+            self.observers.metrics.observe_renewal(renewal);
             renewal
         };
         match (&self.backend, receipt) {

@@ -31,10 +31,11 @@ use tidegate_core::{
 };
 use tidegate_net::prometheus::{Metric, Page};
 use tidegate_redis::RedisStore;
+use tokio::runtime::Handle;
 
 use self::changes::ChangedKeys;
 pub use self::changes::{ChangedKey, ChangedKeyList};
-use crate::{Backend, KeyMask, ServerLimiter, metrics::MAX_RULE_LABELS};
+use crate::{KeyMask, backend::Backend, metrics::MAX_RULE_LABELS};
 
 /// The maximum number of candidate decisions waiting for Redis at the same time.
 const MAX_IN_FLIGHT: usize = 1_000;
@@ -92,6 +93,8 @@ enum CandidateStore {
     Memory(Arc<MemoryStore>),
     Redis {
         store: RedisStore,
+        /// The runtime of the Redis connections, on which the candidate decisions are made.
+        runtime: Handle,
         in_flight: Arc<AtomicUsize>,
     },
 }
@@ -197,7 +200,7 @@ pub struct CandidateRule {
 impl Candidate {
     /// Creates the candidate of a limiter whose backend is `backend`. If there is an `old`
     /// candidate, its counters are kept, but the comparison restarts.
-    fn new(
+    pub(crate) fn new(
         read: CandidateRules,
         backend: &Backend,
         bounds: MemoryBounds,
@@ -212,6 +215,7 @@ impl Candidate {
         let store = match (backend, old.map(|old| &old.store)) {
             (Backend::Redis(redis), _) => CandidateStore::Redis {
                 store: redis.separate_store(KEY_PREFIX),
+                runtime: redis.runtime().clone(),
                 in_flight: Arc::default(),
             },
             (Backend::Memory(_), Some(CandidateStore::Memory(store))) => {
@@ -257,12 +261,7 @@ impl Candidate {
     /// Evaluates the candidate rules on a request that received `verdict`, and compares the two
     /// decisions.
     #[cold]
-    fn observe(
-        self: &Arc<Self>,
-        limiter: &ServerLimiter,
-        decided: DecidedRequest<'_>,
-        verdict: &Verdict<'_>,
-    ) {
+    pub(crate) fn observe(self: &Arc<Self>, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         if self.has_ended(decided.now) {
             return;
         }
@@ -275,10 +274,9 @@ impl Candidate {
                 let decision = self.decide_in_memory(store, decided);
                 self.compare(active, decision, decided.now);
             }
-            CandidateStore::Redis { in_flight, .. } => {
-                let Some(redis) = limiter.redis_store() else {
-                    return;
-                };
+            CandidateStore::Redis {
+                in_flight, runtime, ..
+            } => {
                 if in_flight.fetch_add(1, Ordering::Relaxed) >= MAX_IN_FLIGHT {
                     in_flight.fetch_sub(1, Ordering::Relaxed);
                     count(&self.lost);
@@ -287,7 +285,7 @@ impl Candidate {
                 let request = OwnedRequest::new(decided, &self.rules);
                 let slot = InFlight(Arc::clone(in_flight));
                 let candidate = Arc::clone(self);
-                redis.runtime().spawn(async move {
+                runtime.spawn(async move {
                     candidate.decide_in_redis(active, request).await;
                     drop(slot);
                 });
@@ -486,7 +484,7 @@ impl Candidate {
         }
     }
 
-    fn collect(&self, page: &mut Page<'_>) {
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
         let report = self.report(&KeyMask::plain(), 0);
         let CandidateReport {
             compared,
@@ -569,56 +567,4 @@ impl OwnedRequest {
 
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
-}
-
-impl ServerLimiter {
-    /// Replaces the candidate rules; `None` ends the comparison. If there already was a candidate,
-    /// its counters are kept, but the comparison restarts. `bounds` apply only if a new memory
-    /// store is created for the candidate.
-    ///
-    /// The active rule set must name all entries that the candidate rules use. The listeners
-    /// extract only the entries that the active rule set names. See
-    /// [`RuleSet::with_extra_entries_of`].
-    pub fn set_candidate(&self, read: Option<CandidateRules>, bounds: MemoryBounds) {
-        let old = self.candidate();
-        let now = self.now();
-        let new = read.map(|read| {
-            let read = CandidateRules {
-                rules: read.rules.with_overrides(self.overrides()),
-                ..read
-            };
-            Arc::new(Candidate::new(
-                read,
-                &self.backend,
-                bounds,
-                old.as_deref(),
-                now,
-            ))
-        });
-        self.candidate.store(new);
-    }
-
-    /// Returns the candidate rules, if there are any.
-    #[must_use]
-    pub fn candidate(&self) -> Option<Arc<Candidate>> {
-        self.candidate.load_full()
-    }
-
-    /// Evaluates the candidate rules, if there are any, on a request that received `verdict`.
-    #[inline]
-    pub(crate) fn observe_with_candidate(
-        &self,
-        decided: DecidedRequest<'_>,
-        verdict: &Verdict<'_>,
-    ) {
-        if let Some(candidate) = &*self.candidate.load() {
-            candidate.observe(self, decided, verdict);
-        }
-    }
-
-    pub(crate) fn collect_candidate(&self, page: &mut Page<'_>) {
-        if let Some(candidate) = &*self.candidate.load() {
-            candidate.collect(page);
-        }
-    }
 }

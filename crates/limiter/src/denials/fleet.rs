@@ -10,12 +10,13 @@ use std::{
 };
 
 use tidegate_net::prometheus::Metric;
+use tidegate_redis::RedisStore;
 
 use super::{
     DenialFilter, DenialList, DenialLog, DenialRecord, PublishedCounts,
     record::{NewDenial, Record},
 };
-use crate::{KeyMask, ServerLimiter};
+use crate::KeyMask;
 
 pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
     "tidegate_denial_publications_total",
@@ -113,66 +114,61 @@ impl DenialLog {
             denials,
         }
     }
-}
 
-fn length(denials: &[DenialRecord]) -> u64 {
-    u64::try_from(denials.len()).unwrap_or(u64::MAX)
-}
-
-impl ServerLimiter {
-    /// Publishes the denials since the last publication. Has no effect without Redis, or while
-    /// another publication is in progress. Call this method every second.
+    /// Publishes the denials since the last publication in `store`. Has no effect if no denials are
+    /// kept, or while another publication is in progress.
     ///
     /// If a publication fails, its denials are not published again, because Redis may have received
     /// them, and count as lost.
-    pub async fn publish_denials(&self) {
-        let log = self.denials();
-        let Some(redis_store) = self.redis_store().filter(|_| log.is_kept()) else {
+    pub(crate) async fn publish(&self, store: &RedisStore, mask: &KeyMask) {
+        if !self.is_kept() {
             return;
-        };
-        let Some(_publication) = log.publisher.begin() else {
+        }
+        let Some(_publication) = self.publisher.begin() else {
             return;
         };
         let UnpublishedDenials {
             denials,
             unpublished,
-        } = log.take_new();
+        } = self.take_new();
         if denials.is_empty() && unpublished == 0 {
             return;
         }
         let count = length(&denials);
         let packed = denials.into_iter().map(|denial| {
-            let denial = denial.masked(self.key_mask());
-            pack(&denial, log.publisher.id(), self.key_mask())
+            let denial = denial.masked(mask);
+            pack(&denial, self.publisher.id(), mask)
         });
-        let store = redis_store.store();
         let result = store.publish_denials(packed.collect(), unpublished).await;
-        log.publisher.record(&result);
-        let mut published = log.published();
+        self.publisher.record(&result);
+        let mut published = self.published();
         match result {
             Ok(()) => published.unpublished += unpublished,
             Err(_) => published.failed += count + unpublished,
         }
     }
 
-    /// Returns up to `most` of the newest denials on other servers that `filter` selects. Without
-    /// Redis, there are no other servers.
-    pub async fn denials_of_others(&self, filter: &DenialFilter<'_>, most: usize) -> OtherDenials {
+    /// Returns up to `most` of the newest denials that other servers have published in `store` and
+    /// that `filter` selects.
+    pub(crate) async fn of_other_servers(
+        &self,
+        store: &RedisStore,
+        mask: &KeyMask,
+        filter: &DenialFilter<'_>,
+        most: usize,
+    ) -> OtherDenials {
         let mut others = OtherDenials::default();
-        let Some(redis_store) = self.redis_store() else {
-            return others;
-        };
-        let (mask, own_id) = (self.key_mask(), self.denials().publisher.id());
+        let own_id = self.publisher.id();
         let mut after = None;
         loop {
-            let page = match redis_store.store().published_denials(after).await {
+            let page = match store.published_denials(after).await {
                 Ok(page) => page,
                 Err(error) => {
                     others.problem = Some(error.to_string());
                     return others;
                 }
             };
-            let own = self.denials().published().unpublished;
+            let own = self.published().unpublished;
             others.list.lost = page.lost.saturating_sub(own);
             let records = page.denials.iter().map(Vec::as_slice);
             let records: Vec<PublishedDenial<'_>> =
@@ -196,6 +192,10 @@ impl ServerLimiter {
         denials.truncate(most);
         others
     }
+}
+
+fn length(denials: &[DenialRecord]) -> u64 {
+    u64::try_from(denials.len()).unwrap_or(u64::MAX)
 }
 
 fn pack(denial: &DenialRecord, server: &str, mask: &KeyMask) -> Vec<u8> {

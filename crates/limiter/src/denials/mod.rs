@@ -20,14 +20,14 @@ use ring::{Ring, RingCounts, SEGMENT_BYTES};
 use tidegate::DecidedRequest;
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
-    Limit, Limits, Line, Mode, Outcome, Reason, RetryAfter, Rule, Scratch, Source, StoreDecision,
-    Timestamp, Verdict, bounds, free_key_parts,
+    Charge, Limit, Limits, Line, Mode, Outcome, Reason, RetryAfter, Rule, Scratch, Source,
+    StoreDecision, Timestamp, Verdict, bounds, free_key_parts,
 };
 use tidegate_net::prometheus::Page;
 
 pub use self::fleet::OtherDenials;
 use crate::{
-    KeyMask, ThrottledRequest,
+    KeyMask,
     metrics::{ListenerKind, shard},
     publisher::Publisher,
 };
@@ -139,6 +139,18 @@ pub struct DescriptorDenial<'a> {
     pub retry_after: RetryAfter,
     /// Whether the rule denied the request, or would have denied it in shadow mode.
     pub mode: Mode,
+    /// The time of the decision.
+    pub now: Timestamp,
+}
+
+/// A decided request that contained its own limits. It is the argument of
+/// [`observe_throttle`](crate::ServerLimiter::observe_throttle).
+#[derive(Clone, Copy, Debug)]
+pub struct ThrottledRequest<'a> {
+    /// The charge.
+    pub charge: &'a Charge<'a>,
+    /// The outcomes of the charge's limits.
+    pub outcomes: &'a [Outcome],
     /// The time of the decision.
     pub now: Timestamp,
 }

@@ -4,8 +4,10 @@ use std::net::IpAddr;
 
 use tidegate_core::{BlockedValue, EntryBlock, EntryBlockTarget, RuleSet};
 
-use super::id::{self, StoredId};
-use crate::ServerLimiter;
+use crate::{
+    ServerLimiter,
+    override_state::{StoredId, id},
+};
 
 /// A filter that selects the blocks by entries to list.
 #[derive(Clone, Copy, Debug, Default)]

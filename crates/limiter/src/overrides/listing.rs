@@ -2,8 +2,10 @@
 
 use tidegate_core::{Override, OverrideTarget, Overrides, Rule, RuleSet};
 
-use super::id::{self, StoredId};
-use crate::ServerLimiter;
+use crate::{
+    ServerLimiter,
+    override_state::{StoredId, id},
+};
 
 /// A filter that selects the overrides to list.
 #[derive(Clone, Copy, Debug, Default)]

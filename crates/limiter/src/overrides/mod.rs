@@ -9,23 +9,15 @@
 //! Decisions use the copies in [`Overrides`] and [`tidegate_core::EntryBlocks`], which are part of
 //! the core crate.
 
-mod block_document;
 mod block_listing;
 mod descriptor_rules;
-mod document;
-mod file;
-mod id;
 mod inactive;
 mod listing;
-mod stored;
 
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -33,34 +25,23 @@ use tidegate_core::{
     EntryBlock, EntryBlockError, EntryBlockTarget, EntryBlocks, Override, OverrideError,
     OverrideTarget, Overrides, Rule, Store as _, Timestamp,
 };
-use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_redis::{OverrideChanges, OverridePutResult, OverrideVersion, RedisStore, StoreError};
 
-pub(crate) use self::stored::LiveTables;
-use self::{
-    block_document::BlockDocument, document::OverrideDocument, file::OverrideFile, id::StoredId,
-    stored::StoredDocument,
-};
 pub use self::{
     block_listing::{EntryBlockFilter, EntryBlockPage, inactive_reason},
-    descriptor_rules::{DESCRIPTOR_RULE_PREFIX, DescriptorRules, OverridableRule},
     inactive::InactiveOverrides,
     listing::{ListedOverride, OverrideFilter, OverridePage},
 };
-
-use crate::ServerLimiter;
-
-const OVERRIDES: Metric = Metric::gauge(
-    "tidegate_overrides",
-    [],
-    "Overrides, including expired overrides that have not been removed yet.",
-);
-
-const ENTRY_BLOCKS: Metric = Metric::gauge(
-    "tidegate_entry_blocks",
-    [],
-    "Blocks by entries, including ended blocks that have not been removed yet.",
-);
+pub use crate::override_state::{
+    ChangeBlockError, ChangeError, ChangeOverrideError, DESCRIPTOR_RULE_PREFIX, DescriptorRules,
+    OverridableRule, StateMoved,
+};
+use crate::{
+    ServerLimiter,
+    override_state::{
+        BlockDocument, ChangeFile, OverrideDocument, OverrideFile, StoredDocument, StoredId, id,
+    },
+};
 
 /// The interval at which a server reads the changes of overrides and blocks from Redis.
 const SYNC_INTERVAL: Duration = Duration::from_millis(500);
@@ -74,110 +55,17 @@ const READS_PER_CLEANUP: u32 = 7_200;
 /// The maximum number of times that one read is restarted from the beginning.
 const MAX_RESTARTS: u32 = 2;
 
-/// The reason why an override or a block by entries was not changed. `E` is the error of an invalid
-/// change, or of a change for which there is no room.
-#[derive(Debug, thiserror::Error)]
-pub enum ChangeError<E> {
-    /// The change is not valid, or there are too many overrides or blocks.
-    #[error(transparent)]
-    Refused(E),
-    /// Redis cannot be reached.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The override file cannot be written.
-    #[error("cannot write the override file: {0}")]
-    File(#[from] io::Error),
-    /// Another process has taken over the overrides and blocks.
-    #[error(transparent)]
-    Moved(#[from] StateMoved),
-}
-
-/// The reason why an override was not changed.
-pub type ChangeOverrideError = ChangeError<OverrideError>;
-
-/// The reason why a block by entries was not changed.
-pub type ChangeBlockError = ChangeError<EntryBlockError>;
-
-/// The error of a change after another process has taken over the overrides and blocks.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("a new process has taken over from this process; repeat the request on a new connection")]
-pub struct StateMoved;
-
-/// Where the overrides and the blocks by entries are kept.
-#[derive(Debug, Default)]
-pub(crate) struct OverrideKeeper {
-    /// Whether the overrides are kept in a file. This flag is separate from `changes`, because the
-    /// lock of `changes` is held while the file is written.
-    has_file: bool,
-    changes: Arc<Mutex<MemoryChanges>>,
-    /// The version of the overrides that this server last read from Redis. The lock ensures that an
-    /// older change never replaces a newer change.
-    version: tokio::sync::Mutex<OverrideVersion>,
-    is_failing: AtomicBool,
-}
-
-impl OverrideKeeper {
-    fn changes(&self) -> MutexGuard<'_, MemoryChanges> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The changes of the overrides and blocks of a memory store. A change is made under a lock, so
-/// that each change is either handed over to a new process or refused.
-#[derive(Debug, Default)]
-struct MemoryChanges {
-    file: ChangeFile,
-    /// The override file of the old process of an upgrade.
-    old_file: Option<PathBuf>,
-    /// Whether another process has taken over the overrides and blocks.
-    is_moved: bool,
-}
-
-/// The override file of a memory store.
-#[derive(Debug, Default)]
-enum ChangeFile {
-    /// The changes are not kept, because there is no snapshot.
-    #[default]
-    None,
-    /// The file is opened when the old process of an upgrade no longer writes to it.
-    Later(PathBuf),
-    Open(OverrideFile),
-}
-
-impl MemoryChanges {
-    /// Makes a change: first in the file, if there is one, and then with `apply`.
-    fn make<T, E>(
-        &mut self,
-        line: &[u8],
-        now: Timestamp,
-        apply: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, ChangeError<E>> {
-        if self.is_moved {
-            return Err(StateMoved.into());
-        }
-        match &mut self.file {
-            ChangeFile::Open(file) => file.change(line, now, apply),
-            ChangeFile::None | ChangeFile::Later(_) => apply().map_err(ChangeError::Refused),
-        }
-    }
-}
-
 impl ServerLimiter {
-    pub(crate) fn collect_overrides(&self, page: &mut Page<'_>) {
-        page.single(&OVERRIDES, count(self.live.overrides.len()));
-        page.single(&ENTRY_BLOCKS, count(self.live.entry_blocks.len()));
-    }
-
     /// Returns the overrides.
     #[must_use]
     pub fn overrides(&self) -> &Overrides {
-        &self.live.overrides
+        &self.overrides.tables.overrides
     }
 
     /// Returns the blocks by entries.
     #[must_use]
     pub fn entry_blocks(&self) -> &EntryBlocks {
-        &self.live.entry_blocks
+        &self.overrides.tables.entry_blocks
     }
 
     /// Keeps the overrides and the blocks by entries in the file at `path`, and restores those in
@@ -188,22 +76,22 @@ impl ServerLimiter {
     ///
     /// Returns the file system error.
     pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
-        let file = OverrideFile::restore(path, &self.live, self.now())?;
-        self.override_keeper.has_file = true;
-        self.override_keeper.changes().file = ChangeFile::Open(file);
-        Ok(self.live.len())
+        let file = OverrideFile::restore(path, &self.overrides.tables, self.now())?;
+        self.overrides.keeper.has_file = true;
+        self.overrides.keeper.changes().file = ChangeFile::Open(file);
+        Ok(self.overrides.tables.len())
     }
 
     /// Works like [`Self::persist_overrides_in`], but uses the file only after this process has
     /// taken over the state of another process. Until then, the other process writes to the file.
     pub fn persist_overrides_later_in(&mut self, path: PathBuf) {
-        self.override_keeper.has_file = true;
-        self.override_keeper.changes().file = ChangeFile::Later(path);
+        self.overrides.keeper.has_file = true;
+        self.overrides.keeper.changes().file = ChangeFile::Later(path);
     }
 
     /// Returns the path of the override file that this process writes to.
     pub(crate) fn override_file(&self) -> Option<PathBuf> {
-        match &self.override_keeper.changes().file {
+        match &self.overrides.keeper.changes().file {
             ChangeFile::Open(file) => file.path().canonicalize().ok(),
             ChangeFile::None | ChangeFile::Later(_) => None,
         }
@@ -211,20 +99,20 @@ impl ServerLimiter {
 
     /// Takes the path of the override file that the old process of an upgrade writes to.
     pub(crate) fn take_old_override_file(&self, path: PathBuf) {
-        self.override_keeper.changes().old_file = Some(path);
+        self.overrides.keeper.changes().old_file = Some(path);
     }
 
     /// Sets whether another process has taken over the overrides and blocks by entries. All earlier
     /// changes are complete when this function returns, and all later changes fail.
     pub(crate) fn set_overrides_moved(&self, is_moved: bool) {
-        self.override_keeper.changes().is_moved = is_moved;
+        self.overrides.keeper.changes().is_moved = is_moved;
     }
 
     /// Returns whether an override or a block by entries that is set now would survive a restart of
     /// this server.
     #[must_use]
     pub fn are_overrides_persistent(&self) -> bool {
-        self.redis_store().is_some() || self.override_keeper.has_file
+        self.redis_store().is_some() || self.overrides.keeper.has_file
     }
 
     /// Sets the override of `target` for `rule`, and returns the override that it replaces. The
@@ -243,7 +131,7 @@ impl ServerLimiter {
     ) -> Result<Option<Override>, ChangeOverrideError> {
         let checked = Overrides::check(rule, target, &new.replacement);
         checked.map_err(|error| ChangeError::Refused(error.into()))?;
-        let overrides = &self.live.overrides;
+        let overrides = &self.overrides.tables.overrides;
         let room = overrides.check_room(rule.name(), target, self.now());
         room.map_err(ChangeError::Refused)?;
         let Some(redis) = self.redis_store() else {
@@ -295,7 +183,7 @@ impl ServerLimiter {
         target: &EntryBlockTarget,
         new: EntryBlock,
     ) -> Result<Option<EntryBlock>, ChangeBlockError> {
-        let blocks = &self.live.entry_blocks;
+        let blocks = &self.overrides.tables.entry_blocks;
         let room = blocks.check_room(target, self.now());
         room.map_err(ChangeError::Refused)?;
         let document = BlockDocument::new(target, &new);
@@ -342,7 +230,7 @@ impl ServerLimiter {
         &self,
         document: BlockDocument,
     ) -> Result<Option<EntryBlock>, ChangeBlockError> {
-        let (blocks, now) = (self.live.entry_blocks.clone(), self.now());
+        let (blocks, now) = (self.overrides.tables.entry_blocks.clone(), self.now());
         let line = document.encode();
         let apply = move || document.apply(&blocks, now);
         let changed = self.change_in_memory(line, now, apply).await;
@@ -355,7 +243,7 @@ impl ServerLimiter {
         &self,
         document: OverrideDocument,
     ) -> Result<Option<Override>, ChangeOverrideError> {
-        let (overrides, now) = (self.live.overrides.clone(), self.now());
+        let (overrides, now) = (self.overrides.tables.overrides.clone(), self.now());
         let line = document.encode();
         let apply = move || document.apply(&overrides, now);
         self.change_in_memory(line, now, apply).await
@@ -373,10 +261,10 @@ impl ServerLimiter {
         T: Send + 'static,
         E: Send + 'static,
     {
-        if !self.override_keeper.has_file {
-            return self.override_keeper.changes().make(&line, now, apply);
+        if !self.overrides.keeper.has_file {
+            return self.overrides.keeper.changes().make(&line, now, apply);
         }
-        let changes = Arc::clone(&self.override_keeper.changes);
+        let changes = Arc::clone(&self.overrides.keeper.changes);
         // The blocking task completes the change even if the caller's future is dropped.
         let changed = tokio::task::spawn_blocking(move || {
             let mut changes = changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -402,13 +290,13 @@ impl ServerLimiter {
 
     /// Begins to replace all overrides and blocks with those of another process.
     pub(crate) fn begin_override_restore(&self) {
-        self.live.begin_replacement();
+        self.overrides.tables.begin_replacement();
     }
 
     /// Restores an override or a block of another process from its document. Does not change the
     /// override file.
     pub(crate) fn restore_override(&self, document: &[u8]) -> Result<(), String> {
-        StoredDocument::decode(document)?.apply(&self.live, self.now())
+        StoredDocument::decode(document)?.apply(&self.overrides.tables, self.now())
     }
 
     /// Ends the replacement of all overrides and blocks, and removes the overrides and blocks that
@@ -417,16 +305,16 @@ impl ServerLimiter {
     /// that the file does not contain are added to it.
     pub(crate) fn end_override_restore(&self) -> io::Result<()> {
         let restored = self.override_documents();
-        let mut changes = self.override_keeper.changes();
+        let mut changes = self.overrides.keeper.changes();
         if let ChangeFile::Later(path) = &changes.file {
             if changes.old_file.is_none() || changes.old_file != path.canonicalize().ok() {
                 OverrideFile::set_aside(path)?;
             }
-            let mut file = OverrideFile::restore(path, &self.live, self.now())?;
+            let mut file = OverrideFile::restore(path, &self.overrides.tables, self.now())?;
             file.add_missing(&restored, self.now())?;
             changes.file = ChangeFile::Open(file);
         }
-        self.live.end_replacement();
+        self.overrides.tables.end_replacement();
         Ok(())
     }
 
@@ -473,7 +361,7 @@ impl ServerLimiter {
     /// Reads the changes since the last call from Redis, and applies them. On success, all changes
     /// made before this call have been applied.
     async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
-        let mut version = self.override_keeper.version.lock().await;
+        let mut version = self.overrides.keeper.version.lock().await;
         let mut restarts = 0;
         loop {
             let before = *version;
@@ -489,14 +377,14 @@ impl ServerLimiter {
                 continue;
             };
             if before.is_beginning() {
-                self.live.begin_replacement();
+                self.overrides.tables.begin_replacement();
             }
             if self.apply_override_changes(&changes) {
                 self.waiters.recheck_entry_blocks();
             }
             let mut removed = 0;
             if before.is_replacing(changes.has_more) {
-                removed = self.live.end_replacement();
+                removed = self.overrides.tables.end_replacement();
             }
             *version = changes.version;
             if before != changes.version || removed > 0 {
@@ -513,12 +401,13 @@ impl ServerLimiter {
     fn apply_override_changes(&self, changes: &OverrideChanges) -> bool {
         let mut sets_blocks = false;
         for id in changes.removed.iter().filter_map(|id| id::parse(id)) {
-            self.live.remove(&id);
+            self.overrides.tables.remove(&id);
         }
         for (id, document) in &changes.set {
             let document = StoredDocument::decode(document);
             sets_blocks |= matches!(document, Ok(StoredDocument::Block(_)));
-            let applied = document.map(|document| document.apply(&self.live, self.now()));
+            let applied =
+                document.map(|document| document.apply(&self.overrides.tables, self.now()));
             match applied {
                 Ok(Ok(())) => {}
                 Ok(Err(problem)) => {
@@ -533,7 +422,7 @@ impl ServerLimiter {
                         "failed to read an override or a block in Redis, so it has no effect: {problem}"
                     );
                     if let Some(id) = id::parse(id) {
-                        self.live.remove(&id);
+                        self.overrides.tables.remove(&id);
                     }
                 }
             }
@@ -543,7 +432,7 @@ impl ServerLimiter {
 
     /// Logs when reads of the changes start to fail, and when they succeed again.
     fn record_sync(&self, result: &Result<(), StoreError>) {
-        let keeper = &self.override_keeper;
+        let keeper = &self.overrides.keeper;
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => tracing::warn!(
@@ -563,7 +452,7 @@ impl ServerLimiter {
             // The other servers see the removals when they read the changes.
             while let Ok(true) = redis.store().sweep_overrides(now).await {}
         } else {
-            self.live.remove_ended(now);
+            self.overrides.tables.remove_ended(now);
         }
     }
 }

@@ -12,15 +12,16 @@ use tidegate_redis::{
     RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
 };
 
-use super::{
-    Reservation,
-    error::{NotOutstanding, ReservationError, ReserveError},
-    final_charges::FinalCharges,
-    random_id,
-    table::{OutstandingReservation, ReservationPermit},
-    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents, TokenHead},
+use super::{Reservation, final_charges::FinalCharges};
+use crate::{
+    ServerLimiter,
+    backend::LimiterReceipt,
+    reservation_state::{
+        NotOutstanding, OutstandingReservation, ReservationError, ReservationId, ReservationKind,
+        ReservationPermit, ReserveError, SharedCharge, TokenCharges, TokenContents, TokenHead,
+        random_id,
+    },
 };
-use crate::{LimiterReceipt, ServerLimiter};
 
 /// A charge to a counter.
 #[derive(Clone, Debug)]

@@ -9,12 +9,11 @@ use tidegate_redis::{
     FallbackStore, GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
 };
 
-use super::{
-    final_charges::FinalCharges,
-    table::{OutstandingReservation, redis_receipt},
-    token::ReservationId,
+use super::final_charges::FinalCharges;
+use crate::{
+    ServerLimiter,
+    reservation_state::{MAX_SLEEP, OutstandingReservation, ReservationId, redis_receipt},
 };
-use crate::ServerLimiter;
 
 /// The maximum delay between the expiry of a reservation and its end in Redis. After a longer
 /// delay, the reservation is not refunded.
@@ -46,9 +45,6 @@ const _: () = assert!(
 const BACKUP_DELAY: Span = Span::from_micros(GRACE.as_micros() * 2);
 
 const _: () = assert!(BACKUP_DELAY.as_micros() < MAX_LATENESS.as_micros());
-
-/// The maximum sleep time of the task that ends expired reservations.
-pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {
     /// Ends the expired reservations, and refunds them unless `on_expiry` is `charge`. Returns the

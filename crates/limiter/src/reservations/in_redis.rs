@@ -8,13 +8,15 @@ use tidegate_redis::{
     FallbackReceipt, RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus,
 };
 
-use super::{
-    error::{NotOutstanding, ReservationError},
-    final_charges::FinalCharges,
-    table::OutstandingReservation,
-    token::{ReservationId, ReservationKind, SharedCharge},
+use super::final_charges::FinalCharges;
+use crate::{
+    ServerLimiter,
+    backend::LimiterReceipt,
+    reservation_state::{
+        NotOutstanding, OutstandingReservation, ReservationError, ReservationId, ReservationKind,
+        SharedCharge,
+    },
 };
-use crate::{LimiterReceipt, ServerLimiter};
 
 /// The charges in a token, with their limits.
 pub(super) struct SharedReservation {
@@ -42,18 +44,6 @@ impl SharedReservation {
             former_keys: &self.removed_keys,
         }
     }
-}
-
-/// Returns `charges` with their receipts, in the form in which another server can end them.
-pub(super) fn shared_charges(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<SharedCharge> {
-    let with_limits = charges.to_stored().into_iter().zip(charges.list());
-    let shared = with_limits.zip(receipts);
-    let shared = shared.map(|((stored, charge), receipt)| SharedCharge {
-        charge: stored,
-        limits: Some(Arc::clone(charge.limits())),
-        receipt: receipt.clone(),
-    });
-    shared.collect()
 }
 
 /// Returns the charges of a moved reservation with their receipts. The limits are those under which
@@ -234,7 +224,7 @@ impl ServerLimiter {
             None => Ok(Renewal::Held),
         };
         shared.receipt = receipt;
-        let mut charges = shared_charges(&shared.charges, shared.receipt.parts());
+        let mut charges = SharedCharge::list(&shared.charges, shared.receipt.parts());
         // Another server may have these rules. Also, every server must find the same deciding
         // guard.
         charges.append(&mut shared.of_removed_rules);

@@ -5,13 +5,12 @@ use std::sync::atomic::Ordering;
 use tidegate::rate_limiter::{ChargesToRenew, OwnedCharges, release_slots};
 use tidegate_core::{Refund, Renewal, Span, Store, Timestamp};
 
-use super::{
-    error::{NotOutstanding, ReservationError},
-    final_charges::FinalCharges,
-    table::OutstandingReservation,
-    token::ReservationId,
+use super::final_charges::FinalCharges;
+use crate::{
+    ServerLimiter,
+    backend::LimiterReceipt,
+    reservation_state::{NotOutstanding, OutstandingReservation, ReservationError, ReservationId},
 };
-use crate::{LimiterReceipt, ServerLimiter};
 
 impl ServerLimiter {
     /// Ends a reservation, and refunds its unused units. Returns the charges of the reservation,

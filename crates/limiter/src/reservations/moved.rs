@@ -11,12 +11,16 @@ use std::{collections::BTreeSet, io, path::Path};
 
 use tidegate_core::{Cost, Receipt, Timestamp};
 
-use super::{
-    in_redis::moved_charges,
-    table::OutstandingReservation,
-    token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenHead},
+use super::in_redis::moved_charges;
+use crate::{
+    ServerLimiter,
+    backend::LimiterReceipt,
+    reservation_state::{
+        OutstandingReservation, ReservationId, ReservationKind, TokenCharges, TokenContents,
+        TokenHead,
+    },
+    snapshot,
 };
-use crate::{LimiterReceipt, ServerLimiter, snapshot};
 
 /// The maximum number of IDs that are copied while the table is locked.
 const IDS_PER_LOCK: usize = 256;

@@ -9,13 +9,13 @@
 use std::collections::BTreeMap;
 
 use tidegate_core::{
-    Rule, free_key_in, free_key_parts,
+    Rule, RuleSet, Timestamp, free_key_in, free_key_parts,
     top::{ClosedSlice, GroupSummaries, Level, Period, Summary, SummaryEntry, minute_of},
 };
-use tidegate_redis::{PublishedSlice, StoreError};
+use tidegate_redis::{PublishedSlice, RedisStore, StoreError};
 
 use super::{TopQuery, TopTalkers, listed_rule};
-use crate::{KeyMask, ServerLimiter};
+use crate::KeyMask;
 
 /// The maximum size of the summaries of a published slice, in bytes. A larger slice is published
 /// with fewer keys.
@@ -48,34 +48,30 @@ impl OtherServers {
     }
 }
 
-impl ServerLimiter {
-    /// Publishes the slices that have changed since the last publication, with one command per
-    /// slice. Stops at the first failure. Has no effect without Redis, or while another publication
-    /// is in progress. Call this method every few seconds.
-    pub async fn publish_top(&self) {
-        let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
-            return;
-        };
-        let publisher = &top.publisher;
+impl TopTalkers {
+    /// Publishes the slices that have changed since the last publication in `store`, with one
+    /// command per slice. Stops at the first failure. Has no effect while another publication is in
+    /// progress.
+    pub(crate) async fn publish(&self, store: &RedisStore, rules: &RuleSet, mask: &KeyMask) {
+        let publisher = &self.publisher;
         let Some(_publication) = publisher.begin() else {
             return;
         };
-        let store = redis_store.store();
         let mut published = None;
         loop {
             // Remove the slice from the set first. If the slice changes during the publication, it
             // is then added to the set again.
-            let Some((level, number)) = top.closed().unpublished.pop_first() else {
+            let Some((level, number)) = self.closed().unpublished.pop_first() else {
                 break;
             };
-            let Some(slice) = self.packed(top, level, number) else {
+            let Some(slice) = self.packed(level, number, rules, mask) else {
                 continue;
             };
             let result = store.publish_slice(publisher.id(), slice).await;
             let has_failed = result.is_err();
             published = Some(result);
             if has_failed {
-                top.closed().unpublished.insert((level, number));
+                self.closed().unpublished.insert((level, number));
                 break;
             }
         }
@@ -85,15 +81,20 @@ impl ServerLimiter {
     }
 
     /// Returns the slice in its published form; `None` if the slice no longer exists.
-    fn packed(&self, top: &TopTalkers, level: Level, number: u64) -> Option<PublishedSlice> {
+    fn packed(
+        &self,
+        level: Level,
+        number: u64,
+        rules: &RuleSet,
+        mask: &KeyMask,
+    ) -> Option<PublishedSlice> {
         // The lock is released before the slice is packed.
-        let slice = top.closed().history.slice(level, number).cloned();
+        let slice = self.closed().history.slice(level, number).cloned();
         let mut slice = slice?;
-        if self.key_mask().is_hashed() {
-            let rules = self.rules();
+        if mask.is_hashed() {
             let groups = slice.groups.iter().map(|(scope, group)| {
-                let rule = listed_rule(&rules, *scope);
-                (*scope, hashed(group, rule, self.key_mask()))
+                let rule = listed_rule(rules, *scope);
+                (*scope, hashed(group, rule, mask))
             });
             slice.groups = groups.collect();
         }
@@ -101,23 +102,25 @@ impl ServerLimiter {
         Some((field(level, number), slice.pack(number)))
     }
 
-    /// Reads the slices that the other servers have published. Without Redis, there are no other
-    /// servers.
-    pub async fn top_of_others(&self, query: &TopQuery) -> OtherServers {
-        let Some(top) = self.top_talkers() else {
-            return OtherServers::default();
-        };
-        let wanted = query.rule.as_ref().map(|name| {
-            let rules = self.rules();
-            rules.rule(name).map(Rule::key_scope)
-        });
+    /// Reads the slices that the other servers have published in `store`.
+    pub(crate) async fn of_other_servers(
+        &self,
+        store: &RedisStore,
+        rules: &RuleSet,
+        query: &TopQuery,
+        now: Timestamp,
+    ) -> OtherServers {
+        let wanted = query
+            .rule
+            .as_ref()
+            .map(|name| rules.rule(name).map(Rule::key_scope));
         let mut servers = BTreeMap::<String, ClosedSlice>::new();
-        let read = self.read_published(query.over, |server, _, mut slice| {
+        let read = self.read_published(store, query.over, now, |server, _, mut slice| {
             if let Some(wanted) = wanted {
                 slice.groups.retain(|scope, _| Some(*scope) == wanted);
             }
             let merged = servers.entry(server.to_owned()).or_default();
-            merged.merge(&slice, top.keys);
+            merged.merge(&slice, self.keys);
         });
         if let Err(error) = read.await {
             return OtherServers::unknown(error.to_string());
@@ -131,24 +134,21 @@ impl ServerLimiter {
         }
     }
 
-    /// Reads the other servers' published slices of the period `over`. Passes each slice to `take`,
-    /// with the ID of its server and the slice number. Without Redis, there are no published
-    /// slices.
+    /// Reads the other servers' published slices of the period `over`, which ends at `now`. Passes
+    /// each slice to `take`, with the ID of its server and the slice number.
     pub(super) async fn read_published(
         &self,
+        store: &RedisStore,
         over: Period,
+        now: Timestamp,
         mut take: impl FnMut(&str, u64, ClosedSlice),
     ) -> Result<(), StoreError> {
-        let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
-            return Ok(());
-        };
-        let store = redis_store.store();
-        let (minute, level) = (minute_of(self.now()), over.level());
+        let (minute, level) = (minute_of(now), over.level());
         let first = over.first_slice(minute);
         let numbers = first..=minute / level.minutes();
         let fields: Vec<String> = numbers.map(|number| field(level, number)).collect();
         for server in store.publishing_servers().await? {
-            if server == top.publisher.id() {
+            if server == self.publisher.id() {
                 continue;
             }
             for fields in fields.chunks(SLICES_PER_READ) {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use tidegate_core::{
-    Rule, Timestamp,
+    Rule, RuleSet, Timestamp,
     top::{ClosedSlice, GroupSummaries, Level, Measure, Period, SumBounds, minute_of},
 };
+use tidegate_redis::RedisStore;
 
 use super::{TopError, TopTalkers, fleet, listed_rule};
-use crate::ServerLimiter;
+use crate::KeyMask;
 
 /// A query for the history of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,39 +97,37 @@ impl TopTalkers {
         groups.extend(live.iter().map(|group| group.summaries()));
         groups
     }
-}
 
-impl ServerLimiter {
-    /// Returns the requests and denials of a key on this server and on the `others`. The method
-    /// takes milliseconds, so listeners call it on a thread that does not decide requests.
+    /// Returns the requests and denials of a key on this server and on the `others`.
     ///
     /// # Errors
     ///
-    /// Fails if lists of top talkers are off, or if the rule does not exist or has no list.
-    pub fn key_history(
+    /// Fails if the rule does not exist or has no list.
+    pub(crate) fn key_history(
         &self,
         query: &HistoryQuery,
         others: &PublishedHistory,
+        rules: &RuleSet,
+        mask: &KeyMask,
+        now: Timestamp,
     ) -> Result<KeyHistory, TopError> {
-        let talkers = self.top_talkers().ok_or(TopError::Off)?;
-        let rules = self.rules();
         let rule = rules.rule(&query.rule);
         let rule = rule.ok_or_else(|| TopError::UnknownRule(query.rule.clone()))?;
         let scope = rule.key_scope();
-        if listed_rule(&rules, scope).is_none() {
+        if listed_rule(rules, scope).is_none() {
             return Err(TopError::Unlisted(query.rule.clone()));
         }
         let key = fleet::without_scope(&query.key);
-        let published_key = self.published_key(rule, key);
-        let (minute, level) = (minute_of(self.now()), query.over.level());
-        talkers.collect_ended(self.now());
+        let published_key = published_key(rule, key, mask);
+        let (minute, level) = (minute_of(now), query.over.level());
+        self.collect_ended(now);
         let first = query.over.first_slice(minute);
         let slices = (first..=minute / level.minutes()).map(|number| {
             let mut slice = KeySlice {
                 start: level.start(number),
                 ..KeySlice::default()
             };
-            for group in talkers.groups_in(scope, level, number, minute) {
+            for group in self.groups_in(scope, level, number, minute) {
                 slice.add(&group, key);
             }
             for ((_, other), published) in &others.slices {
@@ -146,22 +145,17 @@ impl ServerLimiter {
         })
     }
 
-    /// Returns `key` as the servers publish it: hashed, if the setting `privacy` says so.
-    fn published_key(&self, rule: &Rule, key: &[u8]) -> Vec<u8> {
-        if !self.key_mask().is_hashed() {
-            return key.to_vec();
-        }
-        let hashed = fleet::hashed_key(key, Some(rule), self.key_mask());
-        hashed.unwrap_or_else(|| key.to_vec())
-    }
-
-    /// Reads the slices that the other servers have published. Without Redis, there are no other
-    /// servers.
-    pub async fn history_of_others(&self, query: &HistoryQuery) -> PublishedHistory {
+    /// Reads the slices that the other servers have published in `store`.
+    pub(crate) async fn history_of_other_servers(
+        &self,
+        store: &RedisStore,
+        rules: &RuleSet,
+        query: &HistoryQuery,
+        now: Timestamp,
+    ) -> PublishedHistory {
         let mut history = PublishedHistory::default();
-        let rules = self.rules();
         let scope = rules.rule(&query.rule).map(Rule::key_scope);
-        let read = self.read_published(query.over, |server, number, mut slice| {
+        let read = self.read_published(store, query.over, now, |server, number, mut slice| {
             // Keep only the rule's counts, because a slice of all rules has up to 256 KiB and there
             // are many slices.
             slice.groups.retain(|group, _| Some(*group) == scope);
@@ -172,4 +166,13 @@ impl ServerLimiter {
             Err(error) => PublishedHistory::unknown(error.to_string()),
         }
     }
+}
+
+/// Returns `key` as the servers publish it: hashed, if the setting `privacy` says so.
+fn published_key(rule: &Rule, key: &[u8], mask: &KeyMask) -> Vec<u8> {
+    if !mask.is_hashed() {
+        return key.to_vec();
+    }
+    let hashed = fleet::hashed_key(key, Some(rule), mask);
+    hashed.unwrap_or_else(|| key.to_vec())
 }

@@ -29,7 +29,7 @@ pub use self::{
     fleet::OtherServers,
     key_history::{HistoryQuery, KeyHistory, KeySlice, PublishedHistory},
 };
-use crate::{KeyMask, ServerLimiter, metrics, publisher::Publisher};
+use crate::{KeyMask, metrics, publisher::Publisher};
 
 const BYTES: Metric = Metric::gauge(
     "tidegate_top_bytes",
@@ -257,7 +257,7 @@ impl TopTalkers {
     }
 
     /// Ranks the keys of one rule, or of all rules.
-    fn list(
+    pub(crate) fn list(
         &self,
         query: &TopQuery,
         others: &OtherServers,
@@ -466,18 +466,4 @@ fn listed_rule(rules: &RuleSet, scope: u64) -> Option<&Rule> {
 fn scopes(rules: &RuleSet) -> Vec<u64> {
     let listed = rules.iter().take(MAX_TOP_RULES);
     listed.map(Rule::key_scope).collect()
-}
-
-impl ServerLimiter {
-    /// Ranks keys by their requests, denials or cost, on this server and on `others`. The ranking
-    /// takes milliseconds, so listeners call this method on a thread that does not decide requests.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the lists are off, or if the rule does not exist or has no list.
-    pub fn top(&self, query: &TopQuery, others: &OtherServers) -> Result<TopList, TopError> {
-        let talkers = self.top_talkers().ok_or(TopError::Off)?;
-        let (rules, now) = (self.rules(), self.now());
-        talkers.list(query, others, &rules, self.key_mask(), now)
-    }
 }

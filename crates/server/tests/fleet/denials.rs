@@ -25,7 +25,7 @@ fn keys(list: &Value) -> Vec<&str> {
 }
 
 fn publish(node: &Node) {
-    node.run(node.limiter.publish_denials());
+    node.run(node.limiter.publish_lists());
 }
 
 /// Denials are read in pages of 250. A node skips pages with only its own denials, and denials that

@@ -20,7 +20,7 @@ fn publish(node: &Node, millis: u64) {
     node.at_millis(millis);
     let top = node.limiter.top_talkers().unwrap();
     top.collect_ended(node.limiter.now());
-    node.run(node.limiter.publish_top());
+    node.run(node.limiter.publish_lists());
 }
 
 pub(crate) fn top(node: &Node, query: &str) -> Value {

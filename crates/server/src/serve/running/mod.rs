@@ -237,8 +237,7 @@ impl ServerHandle {
         let limiter = Arc::clone(&self.limiter);
         // A slow Redis must not delay the handling of signals.
         tokio::spawn(async move {
-            limiter.publish_top().await;
-            limiter.publish_denials().await;
+            limiter.publish_lists().await;
         });
         self.limiter.sample_traffic();
         self.reload_if_changed();
@@ -271,8 +270,7 @@ impl ServerHandle {
         if let Some(top) = limiter.top_talkers() {
             top.collect_ended(limiter.now());
         }
-        limiter.publish_top().await;
-        limiter.publish_denials().await;
+        limiter.publish_lists().await;
         limiter.flush_expiry_queue().await;
         drop(redis);
         if dropped > 0 {

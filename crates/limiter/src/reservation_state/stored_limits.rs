@@ -39,7 +39,7 @@ const COUNTS_DENIED: u8 = 1;
 const COUNTS_IN_FULL: u8 = 2;
 
 /// Appends the encoded `limits` to `bytes`.
-pub(super) fn encode_to(bytes: &mut Vec<u8>, limits: &Limits) {
+pub(crate) fn encode_to(bytes: &mut Vec<u8>, limits: &Limits) {
     bytes.push(flag(limits.is_shadow(), IN_SHADOW) | flag(limits.skips_denials(), SKIPS_DENIALS));
     for limit in limits.iter() {
         push_limit(bytes, limit);
@@ -47,7 +47,7 @@ pub(super) fn encode_to(bytes: &mut Vec<u8>, limits: &Limits) {
 }
 
 /// Decodes limits, or returns them from the cache; `None` if they have another format.
-pub(super) fn decode_cached(bytes: &[u8]) -> Option<Arc<Limits>> {
+pub(crate) fn decode_cached(bytes: &[u8]) -> Option<Arc<Limits>> {
     DECODED.with_borrow_mut(|cache| {
         let built = cache.get_or_build(bytes.into(), |bytes| decode(bytes).map(Arc::new).ok_or(()));
         built.ok().cloned()
@@ -55,7 +55,7 @@ pub(super) fn decode_cached(bytes: &[u8]) -> Option<Arc<Limits>> {
 }
 
 /// Decodes limits; `None` if they have another format.
-pub(super) fn decode(bytes: &[u8]) -> Option<Limits> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<Limits> {
     let mut input = Input(bytes);
     let flags = byte(&mut input)?;
     let mut list = Vec::new();

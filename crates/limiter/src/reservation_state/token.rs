@@ -66,12 +66,12 @@ const TAG_BYTES: usize = 32;
 const USUAL_BYTES: usize = 256;
 
 /// A random number that identifies a reservation.
-pub(super) type ReservationId = [u8; 16];
+pub(crate) type ReservationId = [u8; 16];
 
 /// The kind of a reservation, which determines the calls that accept its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum ReservationKind {
+pub(crate) enum ReservationKind {
     /// A reservation for a request that rules charge.
     Request = 1,
     /// A reservation of counters, whose limits the caller specifies.
@@ -80,7 +80,7 @@ pub(super) enum ReservationKind {
 
 impl ReservationKind {
     /// Returns the kind of a reservation of `charges`.
-    pub(super) fn of(charges: &OwnedCharges) -> Self {
+    pub(crate) fn of(charges: &OwnedCharges) -> Self {
         if charges.has_rules() {
             Self::Request
         } else {
@@ -91,7 +91,7 @@ impl ReservationKind {
 
 /// The holder of the charges of a new reservation.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ChargesHolder<'r> {
+pub(crate) enum ChargesHolder<'r> {
     /// Nothing was charged.
     None,
     /// The server that made the reservation.
@@ -102,25 +102,25 @@ pub(super) enum ChargesHolder<'r> {
 
 /// The contents of a token, without the charges.
 #[derive(Debug)]
-pub(super) struct TokenHead {
-    pub(super) kind: ReservationKind,
-    pub(super) id: ReservationId,
+pub(crate) struct TokenHead {
+    pub(crate) kind: ReservationKind,
+    pub(crate) id: ReservationId,
     /// The instant at which the reservation expires, unless it has since been renewed.
-    pub(super) expires: Timestamp,
+    pub(crate) expires: Timestamp,
     /// The cost of the request.
-    pub(super) cost: Cost,
+    pub(crate) cost: Cost,
 }
 
 /// The contents of a token.
 #[derive(Debug)]
-pub(super) struct TokenContents {
-    pub(super) head: TokenHead,
-    pub(super) charges: TokenCharges,
+pub(crate) struct TokenContents {
+    pub(crate) head: TokenHead,
+    pub(crate) charges: TokenCharges,
 }
 
 /// Where the charges of a reservation are stored.
 #[derive(Debug)]
-pub(super) enum TokenCharges {
+pub(crate) enum TokenCharges {
     /// Nothing was charged.
     None,
     /// The server that made the reservation holds the charges.
@@ -131,12 +131,26 @@ pub(super) enum TokenCharges {
 
 /// A charge in Redis, with its receipt.
 #[derive(Clone, Debug)]
-pub(super) struct SharedCharge {
-    pub(super) charge: StoredCharge,
+pub(crate) struct SharedCharge {
+    pub(crate) charge: StoredCharge,
     /// The limits under which the charge was made; `None` if an earlier version has written the
     /// charge.
-    pub(super) limits: Option<Arc<Limits>>,
-    pub(super) receipt: Vec<u8>,
+    pub(crate) limits: Option<Arc<Limits>>,
+    pub(crate) receipt: Vec<u8>,
+}
+
+impl SharedCharge {
+    /// Returns `charges` with their receipts, in the form in which another server can end them.
+    pub(crate) fn list(charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<Self> {
+        let with_limits = charges.to_stored().into_iter().zip(charges.list());
+        let shared = with_limits.zip(receipts);
+        let shared = shared.map(|((stored, charge), receipt)| Self {
+            charge: stored,
+            limits: Some(Arc::clone(charge.limits())),
+            receipt: receipt.clone(),
+        });
+        shared.collect()
+    }
 }
 
 /// The error if the operating system provides no random bytes for a key.
@@ -150,7 +164,7 @@ pub struct NoTokenKey;
 /// The keys that seal tokens. The first key seals new tokens. Tokens sealed with any of the keys
 /// are valid. Without a key, no token is valid.
 #[derive(Default)]
-pub(super) struct TokenKeys {
+pub(crate) struct TokenKeys {
     secrets: Vec<hmac::Key>,
     /// A random key, if there are no secrets.
     random: Option<RandomKey>,
@@ -192,7 +206,7 @@ impl std::fmt::Debug for TokenKeys {
 
 impl TokenKeys {
     /// Creates the keys from secrets separated by spaces.
-    pub(super) fn new(secrets: &str) -> Self {
+    pub(crate) fn new(secrets: &str) -> Self {
         let keys = secrets.split_whitespace();
         let key = |secret: &str| hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
         Self {
@@ -202,7 +216,7 @@ impl TokenKeys {
     }
 
     /// Creates a random key.
-    pub(super) fn random() -> Result<Self, NoTokenKey> {
+    pub(crate) fn random() -> Result<Self, NoTokenKey> {
         let mut bytes = [0; KEY_BYTES];
         let filled = SystemRandom::new().fill(&mut bytes);
         filled.map_err(|_| NoTokenKey)?;
@@ -217,13 +231,13 @@ impl TokenKeys {
     }
 
     /// Returns the random key, if there are no secrets.
-    pub(super) fn own(&self) -> Option<&[u8]> {
+    pub(crate) fn own(&self) -> Option<&[u8]> {
         let random = self.random.as_ref()?;
         Some(&random.current().bytes)
     }
 
     /// Replaces the random key, if there are no secrets. Returns false if `key` is not valid.
-    pub(super) fn take(&self, key: &[u8]) -> bool {
+    pub(crate) fn take(&self, key: &[u8]) -> bool {
         let Ok(bytes) = key.try_into() else {
             return false;
         };
@@ -243,12 +257,12 @@ impl TokenKeys {
     }
 
     /// Seals `contents` into a token.
-    pub(super) fn seal(&self, contents: &TokenContents) -> String {
+    pub(crate) fn seal(&self, contents: &TokenContents) -> String {
         self.seal_bytes(contents.encode())
     }
 
     /// Seals the token of a new reservation of `charges`, which `holder` holds.
-    pub(super) fn seal_new(
+    pub(crate) fn seal_new(
         &self,
         head: &TokenHead,
         charges: &OwnedCharges,
@@ -271,7 +285,7 @@ impl TokenKeys {
 
     /// Returns the contents of `token`; `None` if the token was not sealed with any of the keys, or
     /// if the reservation is of another kind.
-    pub(super) fn open(&self, token: &str, kind: ReservationKind) -> Option<TokenContents> {
+    pub(crate) fn open(&self, token: &str, kind: ReservationKind) -> Option<TokenContents> {
         // Most tokens fit into the buffer without an allocation.
         let mut buffer = SmallVec::from_buf([0; USUAL_BYTES]);
         let max_length = base64::decoded_len_estimate(token.len());
@@ -344,7 +358,7 @@ impl<'c> EncodedCharge<'c> {
 
 impl TokenHead {
     /// Encodes the contents of a token whose `charges` are in Redis, with `receipts`.
-    pub(super) fn encode_with(&self, charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<u8> {
+    pub(crate) fn encode_with(&self, charges: &OwnedCharges, receipts: &[Vec<u8>]) -> Vec<u8> {
         let with_receipts = charges.list().iter().zip(receipts);
         let encoded =
             with_receipts.map(|(charge, receipt)| EncodedCharge::of_owned(charge, receipt));
@@ -372,7 +386,7 @@ impl TokenHead {
 }
 
 impl TokenContents {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let head = &self.head;
         match &self.charges {
             TokenCharges::None => head.encode(NOTHING),
@@ -383,7 +397,7 @@ impl TokenContents {
         }
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = Input(bytes);
         if input.take(1)? != [VERSION] {
             return None;
@@ -464,7 +478,7 @@ fn push_with_own_length(bytes: &mut Vec<u8>, push: impl FnOnce(&mut Vec<u8>)) {
 mod tests {
     use tidegate_core::{Limit, Request, Rule, RuleSet, Scratch};
 
-    use super::{super::in_redis::shared_charges, *};
+    use super::*;
 
     fn head(cost: Cost) -> TokenHead {
         TokenHead {
@@ -519,7 +533,7 @@ mod tests {
             let token = keys.seal_new(&head, &charges, ChargesHolder::Redis(&parts));
             let contents = TokenContents {
                 head,
-                charges: TokenCharges::InRedis(shared_charges(&charges, &parts)),
+                charges: TokenCharges::InRedis(SharedCharge::list(&charges, &parts)),
             };
             let head = &contents.head;
             assert_eq!(token, keys.seal(&contents));

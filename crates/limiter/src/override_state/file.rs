@@ -23,7 +23,7 @@ use super::{
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]
-pub(super) struct OverrideFile {
+pub(crate) struct OverrideFile {
     path: PathBuf,
     file: File,
     lines: usize,
@@ -33,7 +33,7 @@ pub(super) struct OverrideFile {
 
 impl OverrideFile {
     /// Reads the file at `path` into `tables`, and opens the file for changes.
-    pub(super) fn restore(path: &Path, tables: &LiveTables, now: Timestamp) -> io::Result<Self> {
+    pub(crate) fn restore(path: &Path, tables: &LiveTables, now: Timestamp) -> io::Result<Self> {
         let lines = match File::open(path) {
             Ok(file) => read(file, path, tables, now)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
@@ -51,7 +51,7 @@ impl OverrideFile {
 
     /// Makes a change: first writes `document` to the file, and then calls `apply`. Returns the
     /// result of `apply`. If an error occurs, the file is not changed.
-    pub(super) fn change<T, E>(
+    pub(crate) fn change<T, E>(
         &mut self,
         document: &[u8],
         now: Timestamp,
@@ -79,12 +79,12 @@ impl OverrideFile {
         changed
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Renames the file at `path`, if there is one, because it is obsolete.
-    pub(super) fn set_aside(path: &Path) -> io::Result<()> {
+    pub(crate) fn set_aside(path: &Path) -> io::Result<()> {
         let mut old_path = path.as_os_str().to_owned();
         old_path.push(".old");
         match fs::rename(path, &old_path) {
@@ -102,7 +102,7 @@ impl OverrideFile {
     }
 
     /// Adds each of `documents` that is not in the file and whose override or block has not ended.
-    pub(super) fn add_missing(&mut self, documents: &[Vec<u8>], now: Timestamp) -> io::Result<()> {
+    pub(crate) fn add_missing(&mut self, documents: &[Vec<u8>], now: Timestamp) -> io::Result<()> {
         let present = last_lines(&self.path, now)?;
         let mut lines = Vec::new();
         for document in documents {

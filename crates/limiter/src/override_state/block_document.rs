@@ -7,21 +7,21 @@ use super::id;
 
 /// A block, or a removal of a block, with its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct BlockDocument {
+pub(crate) struct BlockDocument {
     target: EntryBlockTarget,
     /// The block; `None` if the block was removed.
     found: Option<EntryBlock>,
 }
 
 impl BlockDocument {
-    pub(super) fn new(target: &EntryBlockTarget, found: &EntryBlock) -> Self {
+    pub(crate) fn new(target: &EntryBlockTarget, found: &EntryBlock) -> Self {
         Self {
             target: target.clone(),
             found: Some(found.clone()),
         }
     }
 
-    pub(super) fn removal(target: &EntryBlockTarget) -> Self {
+    pub(crate) fn removal(target: &EntryBlockTarget) -> Self {
         Self {
             target: target.clone(),
             found: None,
@@ -29,22 +29,22 @@ impl BlockDocument {
     }
 
     /// Returns whether the document removes a block, or whether its block has ended at `now`.
-    pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_obsolete(&self, now: Timestamp) -> bool {
         let found = self.found.as_ref();
         found.is_none_or(|found| !found.is_unexpired(now))
     }
 
-    pub(super) fn into_block(self) -> Option<EntryBlock> {
+    pub(crate) fn into_block(self) -> Option<EntryBlock> {
         self.found
     }
 
     /// Returns the ID of the block.
-    pub(super) fn id(&self) -> Vec<u8> {
+    pub(crate) fn id(&self) -> Vec<u8> {
         id::of_block(&self.target)
     }
 
     /// Applies the change, and returns the replaced or removed block.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         self,
         blocks: &EntryBlocks,
         now: Timestamp,
@@ -56,7 +56,7 @@ impl BlockDocument {
     }
 
     /// Formats the document on one line.
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let entries = self.target.entries().iter();
         let entries: Vec<Value> = entries
             .map(|entry| json!([entry.name, entry.value.to_string()]))
@@ -73,7 +73,7 @@ impl BlockDocument {
     }
 
     /// Reads the value of the member `block` of a document.
-    pub(super) fn read(block: &Value) -> Result<Self, String> {
+    pub(crate) fn read(block: &Value) -> Result<Self, String> {
         let wrong = |field: &str| format!("`block.{field}` is missing or invalid");
         let entries = block["entries"].as_array();
         let entries = entries.ok_or_else(|| wrong("entries"))?.iter();

@@ -9,7 +9,7 @@ use super::id;
 
 /// An override, or a removal of an override, with its rule and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OverrideDocument {
+pub(crate) struct OverrideDocument {
     rule: String,
     target: OverrideTarget,
     /// The override; `None` if the override was removed.
@@ -17,7 +17,7 @@ pub(super) struct OverrideDocument {
 }
 
 impl OverrideDocument {
-    pub(super) fn new(rule: &str, target: &OverrideTarget, found: &Override) -> Self {
+    pub(crate) fn new(rule: &str, target: &OverrideTarget, found: &Override) -> Self {
         Self {
             rule: rule.to_owned(),
             target: target.clone(),
@@ -25,7 +25,7 @@ impl OverrideDocument {
         }
     }
 
-    pub(super) fn removal(rule: &str, target: &OverrideTarget) -> Self {
+    pub(crate) fn removal(rule: &str, target: &OverrideTarget) -> Self {
         Self {
             rule: rule.to_owned(),
             target: target.clone(),
@@ -34,7 +34,7 @@ impl OverrideDocument {
     }
 
     /// Applies the change, and returns the replaced or removed override.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         self,
         overrides: &Overrides,
         now: Timestamp,
@@ -46,23 +46,23 @@ impl OverrideDocument {
     }
 
     /// Returns the ID of the override.
-    pub(super) fn id(&self) -> Vec<u8> {
+    pub(crate) fn id(&self) -> Vec<u8> {
         id::of_override(&self.rule, &self.target)
     }
 
     /// Returns whether the document removes an override, or whether its override has ended at
     /// `now`.
-    pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_obsolete(&self, now: Timestamp) -> bool {
         let found = self.found.as_ref();
         found.is_none_or(|found| !found.is_unexpired(now))
     }
 
-    pub(super) fn into_override(self) -> Option<Override> {
+    pub(crate) fn into_override(self) -> Option<Override> {
         self.found
     }
 
     /// Formats the document on one line.
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let values: Vec<&str> = self.target.values().collect();
         let of = if self.target.is_pattern() {
             "pattern"
@@ -86,7 +86,7 @@ impl OverrideDocument {
     }
 
     /// Reads a document.
-    pub(super) fn read(document: &Value) -> Result<Self, String> {
+    pub(crate) fn read(document: &Value) -> Result<Self, String> {
         let wrong = |field: &str| format!("`{field}` is missing or invalid");
         let texts = |value: &Value| {
             let texts = value.as_array()?.iter();

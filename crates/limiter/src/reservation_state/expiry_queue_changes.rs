@@ -9,7 +9,7 @@ use super::token::ReservationId;
 /// The changes since the last write to the expiry queue. A reservation that ends before it is
 /// written never reaches the expiry queue.
 #[derive(Debug)]
-pub(super) struct ExpiryQueueChanges {
+pub(crate) struct ExpiryQueueChanges {
     /// The reservations that were made or changed since the last [`Self::age`].
     recent: BTreeSet<ReservationId>,
     /// The reservations that were made or changed before, which are written next.
@@ -27,7 +27,7 @@ pub(super) struct ExpiryQueueChanges {
 impl ExpiryQueueChanges {
     /// Creates the changes of a server that remembers at most `max_ended` reservations to remove
     /// from the expiry queue.
-    pub(super) fn new(max_ended: usize) -> Self {
+    pub(crate) fn new(max_ended: usize) -> Self {
         Self {
             recent: BTreeSet::new(),
             unwritten: BTreeSet::new(),
@@ -38,18 +38,18 @@ impl ExpiryQueueChanges {
     }
 
     /// Records a new or changed reservation.
-    pub(super) fn add(&mut self, id: ReservationId) {
+    pub(crate) fn add(&mut self, id: ReservationId) {
         self.recent.insert(id);
     }
 
     /// Lets the recent reservations be written. Most reservations end before this call, so they are
     /// never written.
-    pub(super) fn age(&mut self) {
+    pub(crate) fn age(&mut self) {
         self.unwritten.append(&mut self.recent);
     }
 
     /// Records that a reservation has ended.
-    pub(super) fn end(&mut self, id: &ReservationId) {
+    pub(crate) fn end(&mut self, id: &ReservationId) {
         self.forget_unwritten(id);
         if self.queued.remove(id) {
             self.ended.push_back(*id);
@@ -69,31 +69,31 @@ impl ExpiryQueueChanges {
 
     /// Forgets a reservation without removing it from the expiry queue. Returns false if the expiry
     /// queue does not contain the reservation.
-    pub(super) fn forget_queued(&mut self, id: &ReservationId) -> bool {
+    pub(crate) fn forget_queued(&mut self, id: &ReservationId) -> bool {
         self.forget_unwritten(id);
         self.queued.remove(id)
     }
 
     /// Returns the next reservation to write. The caller must then write the reservation, unless it
     /// is no longer outstanding.
-    pub(super) fn next_unwritten(&mut self) -> Option<ReservationId> {
+    pub(crate) fn next_unwritten(&mut self) -> Option<ReservationId> {
         self.unwritten.pop_first()
     }
 
     /// Records that the caller writes a reservation. The reservation counts as queued from the
     /// start of the call, because its result may remain unknown.
-    pub(super) fn begin_write(&mut self, id: ReservationId) {
+    pub(crate) fn begin_write(&mut self, id: ReservationId) {
         self.queued.insert(id);
     }
 
     /// Returns up to `most` reservations that the caller must remove from the expiry queue.
-    pub(super) fn take_ended(&mut self, most: usize) -> Vec<ReservationId> {
+    pub(crate) fn take_ended(&mut self, most: usize) -> Vec<ReservationId> {
         let kept = self.ended.len().saturating_sub(most);
         self.ended.split_off(kept).into()
     }
 
     /// Records that the call with these changes has failed.
-    pub(super) fn restore(
+    pub(crate) fn restore(
         &mut self,
         ended: Vec<ReservationId>,
         written: impl IntoIterator<Item = ReservationId>,

@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Returns a new random ID.
-pub(super) fn random_id() -> ReservationId {
+pub(crate) fn random_id() -> ReservationId {
     UNUSED.with_borrow_mut(|unused| {
         if unused.is_empty() {
             *unused = random_ids();

@@ -15,7 +15,7 @@ const SEPARATOR: u8 = 0xFF;
 
 /// A parsed ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum StoredId {
+pub(crate) enum StoredId {
     /// The ID of an override: its rule and its target.
     Override(String, OverrideTarget),
     /// The ID of a block by entries.
@@ -23,13 +23,13 @@ pub(super) enum StoredId {
 }
 
 /// Returns the ID of the override of `target` for the rule with the name `rule`.
-pub(super) fn of_override(rule: &str, target: &OverrideTarget) -> Vec<u8> {
+pub(crate) fn of_override(rule: &str, target: &OverrideTarget) -> Vec<u8> {
     let kind = if target.is_pattern() { b'p' } else { b'k' };
     join(rule, kind, target.values())
 }
 
 /// Returns the ID of the block with this `target`.
-pub(super) fn of_block(target: &EntryBlockTarget) -> Vec<u8> {
+pub(crate) fn of_block(target: &EntryBlockTarget) -> Vec<u8> {
     let values: Vec<String> = target
         .entries()
         .iter()
@@ -50,7 +50,7 @@ fn join<'v>(rule: &str, kind: u8, values: impl Iterator<Item = &'v str>) -> Vec<
 }
 
 /// Parses an ID. Returns `None` if the ID is not valid.
-pub(super) fn parse(id: &[u8]) -> Option<StoredId> {
+pub(crate) fn parse(id: &[u8]) -> Option<StoredId> {
     let mut parts = id.split(|byte| *byte == SEPARATOR);
     let rule = std::str::from_utf8(parts.next()?).ok()?;
     let kind = parts.next()?;
@@ -79,12 +79,12 @@ pub(super) fn parse(id: &[u8]) -> Option<StoredId> {
 }
 
 /// Encodes the ID of the last override or block of a page as the position of the next page.
-pub(super) fn to_position(id: &[u8]) -> String {
+pub(crate) fn to_position(id: &[u8]) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(id)
 }
 
 /// Decodes a position. Returns `None` if the text is not a position.
-pub(super) fn parse_position(text: &str) -> Option<StoredId> {
+pub(crate) fn parse_position(text: &str) -> Option<StoredId> {
     parse(&BASE64_URL_SAFE_NO_PAD.decode(text).ok()?)
 }
 

@@ -15,31 +15,31 @@ pub(crate) struct LiveTables {
 
 impl LiveTables {
     /// Returns the number of overrides and blocks.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.overrides.len() + self.entry_blocks.len()
     }
 
     /// Begins to replace all overrides and blocks. Overrides and blocks that are not set again stay
     /// active until [`Self::end_replacement`] removes them.
-    pub(super) fn begin_replacement(&self) {
+    pub(crate) fn begin_replacement(&self) {
         self.overrides.begin_replacement();
         self.entry_blocks.begin_replacement();
     }
 
     /// Removes the overrides and blocks that have not been set since [`Self::begin_replacement`],
     /// and returns their number.
-    pub(super) fn end_replacement(&self) -> usize {
+    pub(crate) fn end_replacement(&self) -> usize {
         self.overrides.end_replacement() + self.entry_blocks.end_replacement()
     }
 
     /// Removes the overrides and blocks that have ended at `now`.
-    pub(super) fn remove_ended(&self, now: Timestamp) {
+    pub(crate) fn remove_ended(&self, now: Timestamp) {
         self.overrides.remove_ended(now);
         self.entry_blocks.remove_ended(now);
     }
 
     /// Removes the override or the block with this ID.
-    pub(super) fn remove(&self, id: &StoredId) {
+    pub(crate) fn remove(&self, id: &StoredId) {
         match id {
             StoredId::Override(rule, target) => drop(self.overrides.remove(rule, target)),
             StoredId::Block(target) => drop(self.entry_blocks.remove(target)),
@@ -50,14 +50,14 @@ impl LiveTables {
 /// A stored change: an override or a block by entries is set or removed. The change is stored in
 /// Redis or in the override file, as a JSON document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum StoredDocument {
+pub(crate) enum StoredDocument {
     Override(OverrideDocument),
     Block(BlockDocument),
 }
 
 impl StoredDocument {
     /// Parses a document.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let document: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         match document.get("block") {
             Some(block) => BlockDocument::read(block).map(Self::Block),
@@ -66,7 +66,7 @@ impl StoredDocument {
     }
 
     /// Returns the ID of the override or block.
-    pub(super) fn id(&self) -> Vec<u8> {
+    pub(crate) fn id(&self) -> Vec<u8> {
         match self {
             Self::Override(document) => document.id(),
             Self::Block(document) => document.id(),
@@ -75,7 +75,7 @@ impl StoredDocument {
 
     /// Returns whether the document is the removal of an override or a block, or whether its
     /// override or block has ended at `now`.
-    pub(super) fn is_obsolete(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_obsolete(&self, now: Timestamp) -> bool {
         match self {
             Self::Override(document) => document.is_obsolete(now),
             Self::Block(document) => document.is_obsolete(now),
@@ -83,7 +83,7 @@ impl StoredDocument {
     }
 
     /// Applies the change.
-    pub(super) fn apply(self, tables: &LiveTables, now: Timestamp) -> Result<(), String> {
+    pub(crate) fn apply(self, tables: &LiveTables, now: Timestamp) -> Result<(), String> {
         match self {
             Self::Override(document) => {
                 let changed = document.apply(&tables.overrides, now);

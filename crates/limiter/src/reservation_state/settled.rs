@@ -12,12 +12,12 @@ use tidegate_core::{
 use super::{input::Input, token::ReservationId};
 
 /// The keys of the counters of a reservation.
-pub(super) type CounterKeys = Box<[Box<[u8]>]>;
+pub(crate) type CounterKeys = Box<[Box<[u8]>]>;
 
 /// The most recently settled reservations of counters, in the order in which they were settled.
 /// Each ID has its counters, and the instant at which the reservation would have expired.
 #[derive(Debug)]
-pub(super) struct SettledIds {
+pub(crate) struct SettledIds {
     max: usize,
     by_settlement: VecDeque<(Timestamp, ReservationId)>,
     counters: HashMap<ReservationId, CounterKeys>,
@@ -25,7 +25,7 @@ pub(super) struct SettledIds {
 
 impl SettledIds {
     /// Creates an empty list, which stores at most `max` settled reservations.
-    pub(super) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self {
             max,
             by_settlement: VecDeque::new(),
@@ -35,7 +35,7 @@ impl SettledIds {
 
     /// Stores at `now` that a reservation of these counters, which would have expired at `expires`,
     /// was settled.
-    pub(super) fn record(
+    pub(crate) fn record(
         &mut self,
         id: ReservationId,
         expires: Timestamp,
@@ -58,7 +58,7 @@ impl SettledIds {
     }
 
     /// Returns the counters of a settled reservation, if it is still stored.
-    pub(super) fn counters(&self, id: &ReservationId) -> Option<&CounterKeys> {
+    pub(crate) fn counters(&self, id: &ReservationId) -> Option<&CounterKeys> {
         self.counters.get(id)
     }
 
@@ -67,7 +67,7 @@ impl SettledIds {
     /// ```text
     ///   | id: 16 | expires: 8 | key length: 2 | key | …
     /// ```
-    pub(super) fn encode(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn encode(&self) -> Vec<Vec<u8>> {
         let encode = |(expires, id): &(Timestamp, ReservationId)| {
             let mut bytes = id.to_vec();
             bytes.extend_from_slice(&expires.as_micros().to_be_bytes());
@@ -81,7 +81,7 @@ impl SettledIds {
     }
 
     /// Stores an encoded settled reservation. Returns false if the encoding is not valid.
-    pub(super) fn take(&mut self, encoded: &[u8], now: Timestamp) -> bool {
+    pub(crate) fn take(&mut self, encoded: &[u8], now: Timestamp) -> bool {
         let Some((id, expires, counters)) = decode(encoded) else {
             return false;
         };

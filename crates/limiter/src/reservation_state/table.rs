@@ -15,36 +15,36 @@ use tidegate_core::{Span, Timestamp};
 use tidegate_redis::RedisReceipt;
 
 use super::{expiry_queue_changes::ExpiryQueueChanges, settled::SettledIds, token::ReservationId};
-use crate::LimiterReceipt;
+use crate::backend::LimiterReceipt;
 
 /// An outstanding reservation.
 #[derive(Debug)]
-pub(super) struct OutstandingReservation {
-    pub(super) charges: OwnedCharges,
+pub(crate) struct OutstandingReservation {
+    pub(crate) charges: OwnedCharges,
     /// The receipt of the charges; `None` if nothing was charged.
-    pub(super) receipt: Option<LimiterReceipt>,
+    pub(crate) receipt: Option<LimiterReceipt>,
     /// The instant at which the reservation was made; `None` if another server made it, and this
     /// server has renewed it.
-    pub(super) since: Option<Timestamp>,
+    pub(crate) since: Option<Timestamp>,
     /// The instant at which the reservation expires.
-    pub(super) expires: Timestamp,
+    pub(crate) expires: Timestamp,
     /// The instant at which the server ends the reservation: when it expires, or later if an
     /// attempt failed.
-    pub(super) due_at: Timestamp,
+    pub(crate) due_at: Timestamp,
     /// Whether another server has renewed the reservation. That server ends the reservation and
     /// writes it to the expiry queue. This server ends the reservation only if the other server and
     /// the servers that read the expiry queue do not.
-    pub(super) is_renewed_elsewhere: bool,
+    pub(crate) is_renewed_elsewhere: bool,
     /// Whether a settlement on this server has failed. Redis may have executed it nevertheless, for
     /// example if only its reply was lost, so it is counted when Redis shows this.
-    pub(super) has_failed_settlement: bool,
+    pub(crate) has_failed_settlement: bool,
     /// This permit counts the reservation until the permit is dropped.
-    pub(super) _permit: ReservationPermit,
+    pub(crate) _permit: ReservationPermit,
 }
 
 impl OutstandingReservation {
     /// Creates a reservation that this server ends when it expires.
-    pub(super) fn new(
+    pub(crate) fn new(
         charges: OwnedCharges,
         receipt: Option<LimiterReceipt>,
         since: Option<Timestamp>,
@@ -64,7 +64,7 @@ impl OutstandingReservation {
     }
 
     /// Returns the reservation after this server has renewed it until `until`.
-    pub(super) fn renewed(self, until: Timestamp) -> Self {
+    pub(crate) fn renewed(self, until: Timestamp) -> Self {
         Self {
             expires: until,
             due_at: until,
@@ -75,7 +75,7 @@ impl OutstandingReservation {
 
     /// Replaces the Redis receipts of those charges that are also in `charges`, after their leases
     /// have been renewed. `receipt` is the receipt of `charges`.
-    pub(super) fn set_redis_receipts(&mut self, charges: &OwnedCharges, receipt: &RedisReceipt) {
+    pub(crate) fn set_redis_receipts(&mut self, charges: &OwnedCharges, receipt: &RedisReceipt) {
         let Some(LimiterReceipt::Redis(own)) = &mut self.receipt else {
             return;
         };
@@ -93,13 +93,13 @@ impl OutstandingReservation {
     }
 
     /// Returns the time for which the reservation has been held at `now`; `None` if it is unknown.
-    pub(super) fn held_for(&self, now: Timestamp) -> Option<Span> {
+    pub(crate) fn held_for(&self, now: Timestamp) -> Option<Span> {
         self.since.map(|since| now.since(since))
     }
 }
 
 /// Returns the Redis receipt of the charges; `None` if the charges are not in Redis.
-pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
+pub(crate) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
     match receipt? {
         LimiterReceipt::Memory(_) => None,
         LimiterReceipt::Redis(receipt) => receipt.redis(),
@@ -108,11 +108,11 @@ pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisRe
 
 /// A permit for one outstanding reservation. The number of permits is bounded.
 #[derive(Debug)]
-pub(super) struct ReservationPermit(Arc<AtomicUsize>);
+pub(crate) struct ReservationPermit(Arc<AtomicUsize>);
 
 impl ReservationPermit {
     /// Takes a permit, unless `max` permits are taken.
-    pub(super) fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+    pub(crate) fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let added = |count| (count < max).then_some(count + 1);
         // The counter synchronises no other data.
         let result = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added);
@@ -127,27 +127,27 @@ impl Drop for ReservationPermit {
 }
 
 /// A reservation and its due time.
-pub(super) type DueId = (Timestamp, ReservationId);
+pub(crate) type DueId = (Timestamp, ReservationId);
 
 /// Outstanding reservations, indexed by ID and ordered by due time.
 #[derive(Debug)]
-pub(super) struct OutstandingTable {
+pub(crate) struct OutstandingTable {
     // Tokens are signed, so clients cannot choose the IDs, and the map can use a fast hash
     // function.
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<DueId>,
-    pub(super) settled: SettledIds,
+    pub(crate) settled: SettledIds,
     /// The changes that have not been written to the expiry queue yet, and the reservations that
     /// the queue may contain.
-    pub(super) expiry_queue: ExpiryQueueChanges,
+    pub(crate) expiry_queue: ExpiryQueueChanges,
     /// Whether another process has taken over the reservations. After the takeover, this process
     /// must not end these reservations.
-    pub(super) is_moved: bool,
+    pub(crate) is_moved: bool,
 }
 
 impl OutstandingTable {
     /// Creates the table of a server with at most `max` outstanding reservations.
-    pub(super) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self {
             by_id: HashMap::new(),
             by_due_time: BTreeSet::new(),
@@ -158,7 +158,7 @@ impl OutstandingTable {
     }
 
     /// Adds a reservation, or replaces it.
-    pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
+    pub(crate) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
         let is_in_redis = redis_receipt(outstanding.receipt.as_ref()).is_some();
         if is_in_redis && !outstanding.is_renewed_elsewhere {
             self.expiry_queue.add(id);
@@ -173,7 +173,7 @@ impl OutstandingTable {
 
     /// Adds a reservation again that [`Self::remove_due`] has returned, and that has not ended. If
     /// this server has renewed the reservation meanwhile, the renewal applies.
-    pub(super) fn insert_again(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
+    pub(crate) fn insert_again(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
         let outstanding = match self.remove(&id) {
             Some(renewed) => {
                 let mut outstanding = outstanding.renewed(renewed.expires);
@@ -187,29 +187,29 @@ impl OutstandingTable {
         self.insert(id, outstanding);
     }
 
-    pub(super) fn remove(&mut self, id: &ReservationId) -> Option<OutstandingReservation> {
+    pub(crate) fn remove(&mut self, id: &ReservationId) -> Option<OutstandingReservation> {
         let outstanding = self.by_id.remove(id)?;
         self.by_due_time.remove(&(outstanding.due_at, *id));
         Some(outstanding)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 
     /// Returns up to `most` reservations in the order of their due times, beginning after `last`.
-    pub(super) fn next_ids(&self, last: Option<DueId>, most: usize) -> Vec<DueId> {
+    pub(crate) fn next_ids(&self, last: Option<DueId>, most: usize) -> Vec<DueId> {
         let start = last.map_or(Bound::Unbounded, Bound::Excluded);
         let ids = self.by_due_time.range((start, Bound::Unbounded));
         ids.take(most).copied().collect()
     }
 
-    pub(super) fn get(&self, id: &ReservationId) -> Option<&OutstandingReservation> {
+    pub(crate) fn get(&self, id: &ReservationId) -> Option<&OutstandingReservation> {
         self.by_id.get(id)
     }
 
     /// Removes a reservation that is due to be ended at `now`, if there is one.
-    pub(super) fn remove_due(
+    pub(crate) fn remove_due(
         &mut self,
         now: Timestamp,
     ) -> Option<(ReservationId, OutstandingReservation)> {
@@ -221,7 +221,7 @@ impl OutstandingTable {
     }
 
     /// Records that a settlement of a reservation has failed.
-    pub(super) fn record_failed_settlement(&mut self, id: &ReservationId) {
+    pub(crate) fn record_failed_settlement(&mut self, id: &ReservationId) {
         if let Some(outstanding) = self.by_id.get_mut(id) {
             outstanding.has_failed_settlement = true;
         }
@@ -229,7 +229,7 @@ impl OutstandingTable {
 
     /// Returns the instant at which the next reservation is due; `None` if another process has
     /// taken over the reservations.
-    pub(super) fn next_due_time(&self) -> Option<Timestamp> {
+    pub(crate) fn next_due_time(&self) -> Option<Timestamp> {
         if self.is_moved {
             return None;
         }

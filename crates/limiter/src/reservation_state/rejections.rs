@@ -14,7 +14,7 @@ const REJECTED: Metric<1> = Metric::counter(
 
 /// The number of rejected calls by reason.
 #[derive(Debug, Default)]
-pub(super) struct Rejections {
+pub(crate) struct Rejections {
     invalid: AtomicU64,
     unknown: AtomicU64,
     expired: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct Rejections {
 
 impl Rejections {
     /// Counts a failed call whose reservation is not outstanding.
-    pub(super) fn count(&self, error: &ReservationError) {
+    pub(crate) fn count(&self, error: &ReservationError) {
         let counter = match error {
             ReservationError::Invalid => &self.invalid,
             ReservationError::NotOutstanding(why) => match why {
@@ -40,7 +40,7 @@ impl Rejections {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn collect(&self, page: &mut Page<'_>) {
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
         let counters = [
             ("invalid", &self.invalid),
             ("unknown", &self.unknown),
