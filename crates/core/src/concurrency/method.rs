@@ -77,15 +77,15 @@ impl Method {
                 let problem = "must be longer than zero";
                 let at_once = aimd.too_slow == Span::ZERO;
                 [
-                    check("backoff", aimd.backoff, (50, 99), "%"),
+                    check("backoff", aimd.backoff, 50..=99, "%"),
                     at_once.then(|| LimitError::new("too_slow", problem)),
                     None,
                 ]
             }
             Self::Gradient(gradient) => [
-                check("tolerance", gradient.tolerance, (100, 1_000), "%"),
-                check("queue", gradient.queue, (0, 1_000), ""),
-                check("smoothing", gradient.smoothing, (1, 100), "%"),
+                check("tolerance", gradient.tolerance, 100..=1_000, "%"),
+                check("queue", gradient.queue, 0..=1_000, ""),
+                check("smoothing", gradient.smoothing, 1..=100, "%"),
             ],
         };
         errors.into_iter().flatten()

@@ -36,7 +36,7 @@ mod method;
 mod min_latency;
 mod window;
 
-use std::mem;
+use std::{mem, ops::RangeInclusive};
 
 pub use self::method::{Aimd, Gradient, Method};
 use self::{
@@ -231,17 +231,17 @@ impl AdaptiveSettings {
     pub fn errors(&self) -> Vec<LimitError> {
         let (min, max) = (self.min, self.max);
         let mut errors = Vec::new();
-        let impossible = check("min", min, (1, MAX_ADAPTIVE), "");
+        let impossible = check("min", min, 1..=MAX_ADAPTIVE, "");
         let is_possible = impossible.is_none();
         errors.extend(impossible);
-        errors.extend(check("max", max, (1, MAX_ADAPTIVE), ""));
+        errors.extend(check("max", max, 1..=MAX_ADAPTIVE, ""));
         if is_possible && min > max {
             let problem = format!("must be at most `max`, which is {max}, got {min}");
             errors.push(LimitError::new("min", problem));
         } else if min <= max {
-            errors.extend(check("initial", self.initial, (min, max), ""));
+            errors.extend(check("initial", self.initial, min..=max, ""));
         }
-        errors.extend(check("samples", self.samples, (1, 1_000_000), ""));
+        errors.extend(check("samples", self.samples, 1..=1_000_000, ""));
         let (least, most) = (Span::from_millis(1), Span::from_secs(60));
         if self.window < least || self.window > most {
             let problem = format!("must be {least} to {most}, got {}", self.window);
@@ -252,16 +252,19 @@ impl AdaptiveSettings {
     }
 }
 
-/// Returns an error for `field` if `value` is not between `least` and `most`. The error message
-/// contains the value's unit, such as `%`.
+/// Returns an error for `field` if `value` is not in `range`. The error message contains the value's
+/// unit, such as `%`.
 fn check(
     field: &'static str,
     value: u32,
-    (least, most): (u32, u32),
+    range: RangeInclusive<u32>,
     unit: &str,
 ) -> Option<LimitError> {
-    let problem = || format!("must be {least}{unit} to {most}{unit}, got {value}{unit}");
-    (!(least..=most).contains(&value)).then(|| LimitError::new(field, problem()))
+    let problem = || {
+        let (least, most) = (range.start(), range.end());
+        format!("must be {least}{unit} to {most}{unit}, got {value}{unit}")
+    };
+    (!range.contains(&value)).then(|| LimitError::new(field, problem()))
 }
 
 #[cfg(test)]

@@ -193,7 +193,8 @@ pub(super) async fn lift(
 /// values are hashed if `mask` requires it.
 pub(super) fn denying(
     limiter: &ServerLimiter,
-    (target, block): &(EntryBlockTarget, EntryBlock),
+    target: &EntryBlockTarget,
+    block: &EntryBlock,
     mask: &KeyMask,
 ) -> Value {
     let rules = limiter.rules();

@@ -155,8 +155,8 @@ impl View<'_> {
         if explanation.source != Source::Memory {
             document["source"] = explanation.source.as_str().into();
         }
-        if let Some(block) = &explanation.entry_block {
-            document["block"] = self.entry_block(block);
+        if let Some((target, block)) = &explanation.entry_block {
+            document["block"] = self.entry_block(target, block);
         }
         if let Some(when) = explanation.allowed_by {
             document["allowed_by"] = when.to_string().into();
@@ -193,8 +193,8 @@ impl View<'_> {
         if let Some(block) = &charge.block {
             let block = blocks::document_without_key(self.limiter, self.rules, block, now);
             document["block"] = block;
-        } else if let Some(block) = &charge.entry_block {
-            document["block"] = self.entry_block(block);
+        } else if let Some((target, block)) = &charge.entry_block {
+            document["block"] = self.entry_block(target, block);
         }
         if charge.is_stretched {
             document["elastic"] = true.into();
@@ -214,8 +214,8 @@ impl View<'_> {
         document
     }
 
-    fn entry_block(&self, block: &(EntryBlockTarget, EntryBlock)) -> Value {
-        entry_blocks::denying(self.limiter, block, self.limiter.key_mask())
+    fn entry_block(&self, target: &EntryBlockTarget, block: &EntryBlock) -> Value {
+        entry_blocks::denying(self.limiter, target, block, self.limiter.key_mask())
     }
 
     fn not_applied(&self, rule: &Rule) -> Value {

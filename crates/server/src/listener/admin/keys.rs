@@ -143,10 +143,10 @@ impl ShownKey<'_> {
         let entries: Vec<(&str, &str)> = self.rule.key().zip(values).collect();
         let request = Request::new(&entries, Cost::ONE).ok()?;
         let now = self.limiter.now();
-        let found = self.rules.entry_block(&request, Some(self.rule), now)?;
+        let (target, block) = self.rules.entry_block(&request, Some(self.rule), now)?;
         Some(ShownBlock {
-            document: entry_blocks::denying(self.limiter, &found, mask),
-            ends_after: blocked_for(found.1.until, now),
+            document: entry_blocks::denying(self.limiter, &target, &block, mask),
+            ends_after: blocked_for(block.until, now),
         })
     }
 
