@@ -11,9 +11,8 @@ use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
 use tidegate_server::serve::{preflight_errors, preflight_warnings};
 
 use crate::{
-    NO, TROUBLE,
     args::{Check, Format},
-    eprint_message, print_result,
+    output::{NO, TROUBLE, eprint_message, print_result},
     serve::secret_problems,
 };
 

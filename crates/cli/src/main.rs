@@ -6,6 +6,7 @@ mod check;
 mod credential;
 mod log;
 mod operate;
+mod output;
 mod print;
 #[cfg(feature = "reference")]
 mod reference;
@@ -17,34 +18,19 @@ mod tls;
 mod unreachable;
 mod version;
 
-use std::{
-    ffi::OsString,
-    io::{self, Write},
-    path::Path,
-    process::ExitCode,
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{CommandFactory as _, Parser};
 
-use crate::args::{Args, Command};
-
-/// The exit code for a negative result. The exit codes have the same meaning as those of `grep`: 0
-/// is success, 1 is a negative result, and 2 is an error.
-const NO: u8 = 1;
-/// The exit code for an error.
-const TROUBLE: u8 = 2;
+use crate::{
+    args::{Args, Command},
+    output::{TROUBLE, eprint_message, print_result},
+};
 
 /// The allocator used in release packages, which are linked with musl.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// Whether writing a result to standard output has failed.
-static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
-
-/// Whether standard output is a pipe whose reader has closed it.
-static IS_OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
     let done = match Args::parse_from(arguments(std::env::args_os().collect())).command {
@@ -92,7 +78,7 @@ fn main() -> ExitCode {
         eprint_message(&problem);
         ExitCode::from(TROUBLE)
     });
-    if IS_OUTPUT_LOST.load(Ordering::Relaxed) {
+    if output::is_lost() {
         return ExitCode::from(TROUBLE);
     }
     code
@@ -117,36 +103,6 @@ fn arguments(given: Vec<OsString>) -> Vec<OsString> {
         .into_iter()
         .chain(given.into_iter().skip(1))
         .collect()
-}
-
-/// Returns whether further output would be lost, because standard output is closed or has failed.
-fn is_output_closed() -> bool {
-    IS_OUTPUT_CLOSED.load(Ordering::Relaxed) || IS_OUTPUT_LOST.load(Ordering::Relaxed)
-}
-
-/// Prints a problem to standard error. Write errors are ignored, because there is nowhere else to
-/// report them.
-fn eprint_message(message: &str) {
-    let _ = writeln!(io::stderr(), "tidegate: {message}");
-}
-
-/// Prints a result to standard output. If the reader of a pipe (for example `head`) has closed the
-/// pipe, the failure is not an error. Any other failure, such as a full disk, is an error.
-fn print_result(text: &str) {
-    let mut out = io::stdout();
-    let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            IS_OUTPUT_CLOSED.store(true, Ordering::Relaxed);
-        }
-        Err(error) => {
-            eprint_message(&format!(
-                "cannot write the result to standard output: {error}"
-            ));
-            IS_OUTPUT_LOST.store(true, Ordering::Relaxed);
-        }
-        Ok(()) => {}
-    }
 }
 
 #[cfg(test)]

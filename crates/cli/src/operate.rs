@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use tidegate_core::top::Period;
 
 use crate::{
-    NO,
     admin_address::{AdminAddress, Scheme},
     args::{
         Admin, BlockOptions, BlocksOptions, CandidateAction, DenialsOptions, EventsOptions,
         ExplainOptions, Key, KeyOrEntries, KeyOrThrottle, KeysOptions, OverrideOptions,
         OverridesOptions, TopOptions,
     },
-    eprint_message, print, print_result, tls,
+    output::{NO, eprint_message, is_output_closed, print_result},
+    print, tls,
     unreachable::{TIMEOUT, describe, unreachable},
 };
 
@@ -323,7 +323,7 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
                 print::top(list)
             }
         });
-        if !watch || is_problem || crate::is_output_closed() {
+        if !watch || is_problem || is_output_closed() {
             return Ok(shown);
         }
         pause(WATCH_INTERVAL);
@@ -422,7 +422,7 @@ pub(crate) fn events(admin: &Admin, options: &EventsOptions) -> Result<ExitCode,
         };
         if is_first || newest.is_some() {
             let shown = show(admin, listed, print::events);
-            if !options.follow || crate::is_output_closed() {
+            if !options.follow || is_output_closed() {
                 return Ok(shown);
             }
         }

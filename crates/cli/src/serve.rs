@@ -10,7 +10,8 @@ use tidegate_server::serve::{self as server, Program, Secrets, Takeover};
 use crate::telemetry::Telemetry;
 use crate::{
     args::{LogFormatName, Serve},
-    credential, eprint_message, log,
+    credential, log,
+    output::eprint_message,
 };
 
 /// The environment variable that tells this process to take over from the process that has started

@@ -25,9 +25,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     args::Simulate,
-    eprint_message,
+    output::{eprint_message, print_result},
     print::{headed, instant, printable, wait_ms},
-    print_result,
     serve::key_secret,
 };
 

@@ -433,3 +433,13 @@ fn unusable(
         problem,
     }
 }
+
+impl Connection {
+    /// Returns `tls` unless another process relays the connection and has already performed the
+    /// handshake.
+    #[must_use]
+    pub fn tls_to_accept<'t>(&self, tls: Option<&'t Arc<Tls>>) -> Option<&'t Tls> {
+        let tls = tls.filter(|_| self.handover.relayed.is_none());
+        tls.map(|tls| &**tls)
+    }
+}

@@ -19,6 +19,7 @@
 mod backlog;
 mod busiest_window;
 mod compare;
+mod error;
 mod field;
 mod format;
 mod frontier;
@@ -47,6 +48,7 @@ use self::{
 };
 pub use self::{
     compare::{ComparedKey, Comparison},
+    error::SimulateError,
     field::EntryMapping,
     format::LogFormat,
     frontier::{Frontier, FrontierPoint},
@@ -79,48 +81,6 @@ pub struct Logs {
     pub format: LogFormat,
     /// The mappings from log fields to entries, from `--entry`.
     pub mappings: Vec<EntryMapping>,
-}
-
-/// The reason why a simulation could not run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SimulateError {
-    /// A log cannot be read.
-    #[error("{file}: {problem}")]
-    Input {
-        /// The log.
-        file: String,
-        /// The problem.
-        problem: InputError,
-    },
-    /// All logs are empty.
-    #[error("{files}: the log is empty")]
-    Empty {
-        /// The logs.
-        files: String,
-    },
-    /// A log contains only lines that are empty or too long.
-    #[error("{file}: the first lines are empty or longer than {} KiB: this is not an access log", MAX_LINE_BYTES >> 10)]
-    NoLines {
-        /// The log.
-        file: String,
-    },
-    /// No line of a log matches the format.
-    #[error(
-        "{file}: the log format is unknown; the nearest is `{nearest}`, and the first line differs at column {column}: {problem}\n  {line}\nName the format, or give the format string of the server, with --format"
-    )]
-    UnknownFormat {
-        /// The log.
-        file: String,
-        /// The most similar format, or the requested format.
-        nearest: String,
-        /// The one-based column of the first difference.
-        column: usize,
-        /// A description of the difference at this column.
-        problem: String,
-        /// The beginning of the log's first line.
-        line: String,
-    },
 }
 
 /// The rules files and options of a simulation.
