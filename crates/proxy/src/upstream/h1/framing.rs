@@ -109,12 +109,17 @@ impl Framing {
     }
 }
 
-/// Returns whether the upstream keeps the connection open after this response.
+/// Returns whether the connection persists after this response (RFC 9112, section 9.3).
 pub(super) fn is_keep_alive(response: &Response<()>) -> bool {
     let says = |word| hop_by_hop::has_token(response.headers(), &CONNECTION, word);
+    if says("close") {
+        return false;
+    }
     match response.version() {
-        Version::HTTP_11 => !says("close"),
-        _ => says("keep-alive"),
+        Version::HTTP_11 => true,
+        // `Transfer-Encoding` over HTTP/1.0 is faulty framing even if the response has no body, so
+        // the connection must be closed (section 6.1).
+        _ => says("keep-alive") && !lookup::has(response.headers(), &TRANSFER_ENCODING),
     }
 }
 
@@ -215,6 +220,60 @@ mod tests {
                 Err(InvalidResponse::Framing),
                 "{lines:?}"
             );
+        }
+    }
+
+    #[test]
+    fn transfer_encoding_over_http_1_0_is_rejected() {
+        for length in [None, Some("5")] {
+            let response = Response::builder().version(Version::HTTP_10);
+            let response = response.header(TRANSFER_ENCODING, "chunked");
+            let mut response = response.body(()).unwrap();
+            if let Some(length) = length {
+                let length = HeaderValue::from_static(length);
+                response.headers_mut().insert(CONTENT_LENGTH, length);
+            }
+            assert_eq!(
+                Framing::of_response(&mut response, false),
+                Err(InvalidResponse::Framing),
+                "{length:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn version_and_headers_determine_whether_a_connection_persists() {
+        for (version, lines, expected) in [
+            (Version::HTTP_11, &[][..], true),
+            (Version::HTTP_11, &[(CONNECTION, "a")], true),
+            (Version::HTTP_11, &[(CONNECTION, "close")], false),
+            (Version::HTTP_11, &[(CONNECTION, "a, Close")], false),
+            (
+                Version::HTTP_11,
+                &[(CONNECTION, "keep-alive"), (CONNECTION, "close")],
+                false,
+            ),
+            (Version::HTTP_10, &[], false),
+            (Version::HTTP_10, &[(CONNECTION, "close")], false),
+            (Version::HTTP_10, &[(CONNECTION, "Keep-Alive")], true),
+            (Version::HTTP_10, &[(CONNECTION, "a, keep-alive")], true),
+            (
+                Version::HTTP_10,
+                &[(CONNECTION, "keep-alive, close")],
+                false,
+            ),
+            (
+                Version::HTTP_10,
+                &[(CONNECTION, "keep-alive"), (TRANSFER_ENCODING, "chunked")],
+                false,
+            ),
+        ] {
+            let mut response = Response::builder().version(version);
+            for (name, value) in lines {
+                response = response.header(name, *value);
+            }
+            let response = response.body(()).unwrap();
+            assert_eq!(is_keep_alive(&response), expected, "{version:?} {lines:?}");
         }
     }
 
