@@ -1,6 +1,7 @@
 //! Tests that requests and responses are forwarded unchanged.
 
 use std::{
+    io::{Read as _, Write as _},
     sync::{Mutex, mpsc::channel},
     time::Duration,
 };
@@ -234,6 +235,39 @@ fn an_early_response_ends_the_request_body() {
     // The client sends nothing more, and keeps its connection open.
     closed.recv_timeout(Duration::from_secs(20)).unwrap();
     drop(client);
+}
+
+/// The proxy gives up sending the request, waits for a response, and closes the connection.
+#[test]
+fn an_upstream_that_stops_reading_can_still_respond() {
+    const LENGTH: usize = 64 << 20;
+    let (send, closed) = channel();
+    let send = Mutex::new(send);
+    let upstream = Upstream::start(move |connection| {
+        connection.head().unwrap();
+        // The response is sent after the proxy's write timeout.
+        std::thread::park_timeout(Duration::from_secs(1));
+        connection.send("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate");
+        let mut rest = Vec::new();
+        let _ = connection.stream.read_to_end(&mut rest);
+        send.lock().unwrap().send(rest.len()).unwrap();
+    });
+    let listener = TestListener::with(upstream.url(), "timeouts: {idle: 200ms}");
+    let mut client = listener.connect();
+    client.send(format!(
+        "PUT / HTTP/1.1\r\nhost: h\r\ncontent-length: {LENGTH}\r\n\r\n"
+    ));
+    let mut stream = client.clone_stream();
+    let sending = std::thread::spawn(move || {
+        let body = vec![b'x'; LENGTH];
+        // The proxy closes the connection before it has read the whole body.
+        assert!(stream.write_all(&body).is_err());
+    });
+    let answer = client.read_answer(false);
+    assert_eq!((answer.status, &*answer.body), (200, "late"));
+    let received = closed.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(received < LENGTH, "the whole request was sent");
+    sending.join().unwrap();
 }
 
 /// hyper 1.12 reads a request that follows trailers as additional trailers, and would silently drop

@@ -66,6 +66,41 @@ fn a_connection_closed_by_the_upstream_is_not_reused() {
     assert_eq!(upstream.connections(), 3);
 }
 
+#[test]
+fn the_proxy_closes_a_connection_that_does_not_persist() {
+    for head in [
+        "HTTP/1.1 200 OK\r\nconnection: close\r\n",
+        "HTTP/1.1 200 OK\r\nconnection: keep-alive\r\nconnection: Close\r\n",
+        "HTTP/1.0 200 OK\r\n",
+        "HTTP/1.0 200 OK\r\nconnection: keep-alive, close\r\n",
+    ] {
+        let (send, closed) = channel();
+        let send = std::sync::Mutex::new(send);
+        let upstream = Upstream::start(move |connection| {
+            connection.head().unwrap();
+            connection.send(format!("{head}content-length: 2\r\n\r\nok"));
+            connection.until_closed();
+            send.lock().unwrap().send(()).unwrap();
+        });
+        let listener = TestListener::in_front_of(upstream.url());
+        assert_eq!(listener.get("/").body, "ok", "{head}");
+        let closed = closed.recv_timeout(Duration::from_secs(20));
+        assert!(closed.is_ok(), "the connection stays open: {head}");
+    }
+}
+
+#[test]
+fn an_http_1_0_connection_with_keep_alive_is_reused() {
+    let upstream = Upstream::responding_with(
+        "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nok",
+    );
+    let listener = TestListener::in_front_of(upstream.url());
+    for _ in 0..3 {
+        assert_eq!(listener.get("/").body, "ok");
+    }
+    assert_eq!(upstream.connections(), 1);
+}
+
 /// A non-idempotent request must not be retried, so it would be lost if it were sent on a closed
 /// idle connection.
 #[test]

@@ -1,6 +1,9 @@
 //! Tests of upgraded connections.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, mpsc::channel},
+    time::Duration,
+};
 
 use crate::{listener::TestListener, upstream::Upstream};
 
@@ -139,6 +142,38 @@ fn an_upgrade_to_h2c_is_not_forwarded() {
         !head.contains("upgrade") && !head.contains("http2"),
         "{head}"
     );
+}
+
+#[test]
+fn an_invalid_switch_is_502() {
+    for lines in [
+        "",
+        "upgrade: echo\r\n",
+        "connection: upgrade\r\n",
+        "connection: close\r\nupgrade: echo\r\n",
+        "connection: upgrade\r\nupgrade: h2c\r\n",
+        "connection: upgrade\r\nupgrade: echo, H2C\r\n",
+    ] {
+        let (send, closed) = channel();
+        let send = Mutex::new(send);
+        let upstream = Upstream::start(move |connection| {
+            connection.head().unwrap();
+            connection.send(format!(
+                "HTTP/1.1 101 Switching Protocols\r\n{lines}\r\nhello\n"
+            ));
+            connection.until_closed();
+            send.lock().unwrap().send(()).unwrap();
+        });
+        let listener = TestListener::in_front_of(upstream.url());
+        let mut client = listener.connect();
+        client.send(UPGRADE_REQUEST);
+        let answer = client.read_answer(false);
+        assert_eq!(answer.status, 502, "{lines}");
+        assert_eq!(answer.problem(), "invalid response from upstream");
+        // The connection might use another protocol, so the proxy does not reuse it.
+        let closed = closed.recv_timeout(Duration::from_secs(20));
+        assert!(closed.is_ok(), "the connection stays open: {lines}");
+    }
 }
 
 #[test]

@@ -173,6 +173,20 @@ mod tests {
     }
 
     #[test]
+    fn too_many_trailers_are_rejected() {
+        for (count, is_accepted) in [(MAX_TRAILERS, true), (MAX_TRAILERS + 1, false)] {
+            let bytes = format!("0\r\n{}\r\n", "a: 1\r\n".repeat(count));
+            let mut received = BytesMut::from(bytes.as_str());
+            let read = ChunkDecoder::default().next(&mut received, 64 << 10);
+            match read {
+                Ok(Piece::Trailers(trailers)) if is_accepted => assert_eq!(trailers.len(), count),
+                Err(InvalidResponse::Trailers) if !is_accepted => {}
+                other => panic!("{count}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn invalid_chunks_are_rejected() {
         for bytes in [
             "5\nhello\r\n",

@@ -246,9 +246,9 @@ mod tests {
         headers: 2,
     };
 
-    fn parsed(bytes: &str) -> Result<Option<Response<()>>, InvalidResponse> {
+    fn parsed(bytes: impl AsRef<[u8]>) -> Result<Option<Response<()>>, InvalidResponse> {
         parse(
-            &mut BytesMut::from(bytes),
+            &mut BytesMut::from(bytes.as_ref()),
             LIMITS,
             &mut HeaderLineCache::default(),
         )
@@ -267,6 +267,50 @@ mod tests {
         let values: Vec<_> = response.headers().get_all("a").iter().collect();
         assert_eq!(values, ["1", "x y"]);
         assert_eq!(received, "body");
+    }
+
+    #[test]
+    fn status_lines_may_differ_from_the_usual_form() {
+        for (line, expected) in [
+            ("HTTP/1.1 200 OK\r\n".as_bytes(), 200),
+            (b"HTTP/1.1 404 not\there\r\n", 404),
+            (b"HTTP/1.1 404 \x80\xff\r\n", 404),
+            (b"HTTP/1.1 200 \r\n", 200),
+            (b"HTTP/1.1 200\r\n", 200),
+            (b"HTTP/1.1 100 Continue\r\n", 100),
+            (b"HTTP/1.1 999 X\r\n", 999),
+            (b"\r\n\n\r\nHTTP/1.1 200 OK\r\n", 200),
+            (b"HTTP/1.1 200 OK\n", 200),
+            (b"HTTP/1.1 200\n", 200),
+        ] {
+            let head = [line, b"a: 1\r\n\r\n"].concat();
+            let text = head.escape_ascii();
+            let response = parsed(&head).unwrap();
+            let response = response.unwrap_or_else(|| panic!("incomplete: {text}"));
+            assert_eq!(response.status().as_u16(), expected, "{text}");
+            assert_eq!(response.headers().get("a").unwrap(), "1", "{text}");
+        }
+    }
+
+    #[test]
+    fn header_lines_may_differ_from_the_usual_form() {
+        for (lines, expected) in [
+            ("a: 1\r\n\r\n".as_bytes(), &b"1"[..]),
+            (b"a:\r\n\r\n", b""),
+            (b"a: \t\r\n\r\n", b""),
+            (b"a: 1\t2\r\n\r\n", b"1\t2"),
+            (b"a: caf\xe9\r\n\r\n", b"caf\xe9"),
+            (b"a: \x80\xff\r\n\r\n", b"\x80\xff"),
+            (b"a: 1\n\r\n", b"1"),
+            (b"a: 1\r\n\n", b"1"),
+            (b"a: 1\n\n", b"1"),
+        ] {
+            let head = [b"HTTP/1.1 200 OK\r\n", lines].concat();
+            let text = head.escape_ascii();
+            let response = parsed(&head).unwrap();
+            let response = response.unwrap_or_else(|| panic!("incomplete: {text}"));
+            assert_eq!(response.headers().get("a").unwrap(), expected, "{text}");
+        }
     }
 
     #[test]
@@ -336,8 +380,32 @@ mod tests {
         for bytes in [
             "HTTP/2.0 200 OK\r\n\r\n",
             "HTTP/1.1 99 X\r\n\r\n",
+            "HTTP/1.1 099 X\r\n\r\n",
+            "HTTP/1.1 1000 X\r\n\r\n",
+            "HTTP/1.1 -20 X\r\n\r\n",
             "SSH-2.0",
+            "HTTP/1.1  200 OK\r\n\r\n",
+            "HTTP/1.1\t200 OK\r\n\r\n",
+            "HTTP/1.1 200 O\0K\r\n\r\n",
+            "HTTP/1.1 200 O\x1bK\r\n\r\n",
+            "HTTP/1.1 200 O\x7fK\r\n\r\n",
+            "HTTP/1.1 200 O\rK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\r\n\r\n",
             "HTTP/1.1 200 OK\r\na\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na : 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na\t: 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\n: 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na b: 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na\0: 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\n\u{e9}: 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\n a: 1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: 1\r\n 2\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: 1\rb: 2\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: 1\r\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: \0\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: \x1b\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: \x7f\r\n\r\n",
+            "HTTP/1.1 200 OK\r\na: 1\r\n\r\r\n",
         ] {
             assert!(
                 matches!(parsed(bytes), Err(InvalidResponse::Head(_))),

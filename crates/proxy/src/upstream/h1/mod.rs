@@ -452,15 +452,91 @@ fn malformed(problem: InvalidResponse) -> io::Error {
 mod tests {
     use std::future::poll_fn;
 
+    use http::Method;
     use tidegate_config::Config;
     use tokio::net::TcpListener;
 
     use super::*;
 
+    fn settings() -> Proxy {
+        let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
+        Config::parse(text).unwrap().proxy.unwrap()
+    }
+
+    /// The socket of an upstream that accepts `room` bytes of a request, and then stops reading.
+    /// The upstream has already sent `response`.
+    struct UnreadSocket {
+        room: usize,
+        response: &'static [u8],
+    }
+
+    impl Socket for UnreadSocket {
+        fn is_quiet(&self) -> bool {
+            self.response.is_empty()
+        }
+    }
+
+    impl AsyncRead for UnreadSocket {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.response).poll_read(cx, buffer)
+        }
+    }
+
+    impl AsyncWrite for UnreadSocket {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.room == 0 {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let count = bytes.len().min(self.room);
+            self.room -= count;
+            Poll::Ready(Ok(count))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_response_is_read_after_a_write_error() {
+        let response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        for room in [0, 1, 100] {
+            let socket = UnreadSocket { room, response };
+            let mut connection = Http1Connection::new(socket, &settings());
+            let mut request = Request::new(Upload::empty());
+            *request.method_mut() = Method::POST;
+            connection.start(request, None);
+            let head = poll_fn(|cx| connection.poll_head(cx)).await;
+            if room == 0 {
+                // The upstream has received nothing, so the response does not belong to the
+                // request, and the request can be sent again.
+                assert_eq!(head.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+                assert!(connection.take_for_retry().is_some());
+                continue;
+            }
+            assert_eq!(head.unwrap().status(), StatusCode::OK);
+            let body = poll_fn(|cx| connection.poll_body(cx)).await;
+            assert_eq!(body.unwrap().unwrap().into_data().unwrap(), "ok");
+            assert_eq!(connection.is_ready(), room == 100, "{room}");
+            assert!(connection.take_for_retry().is_none());
+        }
+    }
+
     #[tokio::test]
     async fn a_connection_that_cannot_be_probed_is_not_open() {
-        let text = "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://h'}]}";
-        let settings = Config::parse(text).unwrap().proxy.unwrap();
+        let settings = settings();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap());
         let mut connection = Http1Connection::new(stream.await.unwrap(), &settings);
