@@ -31,6 +31,7 @@ mod http2_smuggling;
 mod language_model;
 mod limits;
 mod listener;
+mod manual;
 mod normalisation;
 mod pool;
 mod reload;
