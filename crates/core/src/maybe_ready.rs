@@ -90,10 +90,10 @@ impl<T, F: Future<Output = T>> IntoFuture for MaybeReady<T, F> {
     #[inline]
     fn into_future(self) -> Self::IntoFuture {
         let state = match self {
-            Self::Ready(result) => State::Ready {
+            Self::Ready(result) => MaybeReadyState::Ready {
                 result: future::ready(result),
             },
-            Self::Pending(future) => State::Pending { future },
+            Self::Pending(future) => MaybeReadyState::Pending { future },
         };
         MaybeReadyFuture { state }
     }
@@ -105,14 +105,14 @@ pin_project! {
     #[derive(Debug)]
     pub struct MaybeReadyFuture<T, F> {
         #[pin]
-        state: State<T, F>,
+        state: MaybeReadyState<T, F>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
     #[derive(Debug)]
-    enum State<T, F> {
+    enum MaybeReadyState<T, F> {
         Ready { result: future::Ready<T> },
         Pending { #[pin] future: F },
     }

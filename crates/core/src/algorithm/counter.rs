@@ -108,8 +108,8 @@ pub(crate) trait Counter: Sized {
     }
 }
 
-/// A kernel's state for one key. The [`State`](super::State) method of the same name has the
-/// documentation of each method.
+/// A kernel's state for one key. The [`KernelState`](super::KernelState) method of the same name
+/// has the documentation of each method.
 pub(crate) trait CounterState: Sized {
     fn expires(&self) -> Timestamp;
 

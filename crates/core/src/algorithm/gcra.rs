@@ -97,7 +97,7 @@ pub(crate) struct GcraParameters {
 /// The result of a decision: the outcome, the new TAT, and whether the key is hot. A key is hot if
 /// the request was denied, or if less than half of the capacity remains.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Step {
+pub(crate) struct GcraStep {
     pub(crate) outcome: Outcome,
     pub(crate) tat: ExactMicros,
     pub(crate) is_hot: bool,
@@ -149,7 +149,7 @@ impl Gcra {
     /// Decides a request in one pass, for a rule with a single limit. The result is the same as
     /// with the separate methods of [`Counter`].
     #[inline]
-    pub(crate) fn decide(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
+    pub(crate) fn decide(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> GcraStep {
         if let Some(whole) = self.without_fractions() {
             return whole.decide_exactly(tat, now, cost);
         }
@@ -173,7 +173,7 @@ impl Gcra {
 
     // This function is always inlined, so that the compiler can use `l = 1` inside it.
     #[inline(always)]
-    fn decide_exactly(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
+    fn decide_exactly(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> GcraStep {
         let (base, latest_tat) = (self.base(tat, now), self.latest_tat(now));
         let end = if cost <= self.capacity {
             self.plus(base, self.span_of(cost))
@@ -207,7 +207,7 @@ impl Gcra {
             },
             excess: 0,
         };
-        Step {
+        GcraStep {
             outcome,
             tat: spent,
             is_hot: !allowed || room < self.half,
@@ -583,7 +583,7 @@ mod tests {
             let part = over.map_or(part, |over| gcra.largest_number() + over);
             let tat = ExactMicros { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);
-            let Step { outcome, tat: after, is_hot } = gcra.decide(tat, now, cost);
+            let GcraStep { outcome, tat: after, is_hot } = gcra.decide(tat, now, cost);
 
             let mut before = tat;
             prop_assert_eq!(outcome.allowed, gcra.admits(&mut before, now, cost));

@@ -66,9 +66,9 @@ pub(crate) struct LimitStatus {
     pub(crate) reset_after: Span,
 }
 
-/// Declares the enums [`Kernel`] and [`State`], which have a variant for each kernel in the table.
-/// Each `Kernel` method dispatches to the [`Counter`] method of its variant, with the state of the
-/// same variant.
+/// Declares the enums [`Kernel`] and [`KernelState`], which have a variant for each kernel in the
+/// table. Each `Kernel` method dispatches to the [`Counter`] method of its variant, with the state
+/// of the same variant.
 macro_rules! kernels {
     ($($tag:literal $variant:ident: $counter:ty => $state:ty,)*) => {
         /// An algorithm with its precomputed parameters.
@@ -79,7 +79,7 @@ macro_rules! kernels {
 
         /// The state that a kernel keeps for a key.
         #[derive(Clone, Debug, PartialEq, Eq)]
-        pub(crate) enum State {
+        pub(crate) enum KernelState {
             $($variant($state),)*
         }
 
@@ -116,12 +116,12 @@ macro_rules! kernels {
             pub(crate) fn drain(
                 &self,
                 old: Option<&Self>,
-                state: &State,
+                state: &KernelState,
                 now: Timestamp,
                 cost: u64,
             ) -> Option<Drain> {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         let old = old.and_then(|old| match old {
                             Self::$variant(old) => Some(old),
                             _ => None,
@@ -150,9 +150,9 @@ macro_rules! kernels {
             }
 
             /// Returns the maximum number of bytes by which the state grows when `cost` is charged.
-            pub(crate) fn growth_bytes(&self, state: &State, cost: u64) -> usize {
+            pub(crate) fn growth_bytes(&self, state: &KernelState, cost: u64) -> usize {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.growth_bytes(state, cost)
                     })*
                     _ => 0,
@@ -160,16 +160,16 @@ macro_rules! kernels {
             }
 
             /// Returns the state of a new key.
-            pub(crate) fn fresh(&self) -> State {
+            pub(crate) fn fresh(&self) -> KernelState {
                 match self {
-                    $(Self::$variant(kernel) => State::$variant(kernel.fresh().into()),)*
+                    $(Self::$variant(kernel) => KernelState::$variant(kernel.fresh().into()),)*
                 }
             }
 
             /// Returns whether this kernel can use `state` without conversion.
-            pub(crate) fn is_compatible(&self, state: &State) -> bool {
+            pub(crate) fn is_compatible(&self, state: &KernelState) -> bool {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.is_compatible(state)
                     })*
                     _ => false,
@@ -178,9 +178,9 @@ macro_rules! kernels {
 
             /// Returns whether `state` was written by the same kind of kernel, whatever its
             /// parameters.
-            pub(crate) fn is_kind_of(&self, state: &State) -> bool {
+            pub(crate) fn is_kind_of(&self, state: &KernelState) -> bool {
                 match (self, state) {
-                    $((Self::$variant(_), State::$variant(_)) => true,)*
+                    $((Self::$variant(_), KernelState::$variant(_)) => true,)*
                     _ => false,
                 }
             }
@@ -195,15 +195,20 @@ macro_rules! kernels {
             /// not reduced, because servers with the old parameters may still share it. A denial
             /// under the new limit must not change the count for the servers with the old
             /// parameters.
-            pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
+            pub(crate) fn adopt(
+                &self,
+                old: Option<&Self>,
+                state: KernelState,
+                now: Timestamp,
+            ) -> KernelState {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(mut state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(mut state)) => {
                         let old = old.and_then(|old| match old {
                             Self::$variant(old) => Some(old),
                             _ => None,
                         });
                         kernel.adopt(old, &mut state, now);
-                        State::$variant(state)
+                        KernelState::$variant(state)
                     })*
                     _ => self.fresh(),
                 }
@@ -211,9 +216,9 @@ macro_rules! kernels {
 
             /// Returns a bit mask of the windows that deny `cost` now. Only the sliding window log
             /// can have more than one window; all other kernels use bit 0.
-            pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
+            pub(crate) fn denied(&self, state: &mut KernelState, now: Timestamp, cost: u64) -> u16 {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.denied(state, now, cost)
                     })*
                     _ => unreachable!("{MISMATCH}"),
@@ -224,9 +229,9 @@ macro_rules! kernels {
             /// for denied requests, but the count never exceeds its maximum. Therefore, a client
             /// that keeps sending requests stays denied, but never has to wait longer than after
             /// exhausting the limit.
-            pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
+            pub(crate) fn charge(&self, state: &mut KernelState, now: Timestamp, cost: u64) {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.charge(state, now, cost);
                     })*
                     _ => unreachable!("{MISMATCH}"),
@@ -240,27 +245,31 @@ macro_rules! kernels {
             /// A state that the clock error did not affect changes only if it exceeds this limit
             /// because it was written under a higher limit. A state that exceeds this limit is
             /// reduced to this limit.
-            pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
+            pub(crate) fn clamp(&self, state: &mut KernelState, at: Timestamp) {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
+                        kernel.clamp(state, at);
+                    })*
                     _ => unreachable!("{MISMATCH}"),
                 }
             }
 
             /// Drops units that affect no decision. Only the states of limits that count denied
             /// requests contain units that affect no decision.
-            pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
+            pub(crate) fn trim(&self, state: &mut KernelState, now: Timestamp) {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
+                        kernel.trim(state, now);
+                    })*
                     _ => {}
                 }
             }
 
             /// Refunds up to `units`, beginning with the most recently spent units. Never refunds
             /// more units than are counted in the state.
-            pub(crate) fn refund(&self, state: &mut State, now: Timestamp, units: u64) {
+            pub(crate) fn refund(&self, state: &mut KernelState, now: Timestamp, units: u64) {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.refund(state, now, units);
                     })*
                     _ => unreachable!("{MISMATCH}"),
@@ -268,9 +277,9 @@ macro_rules! kernels {
             }
 
             /// Returns the position of the most recent charge in `state`.
-            pub(crate) fn mark(state: &State) -> Mark {
+            pub(crate) fn mark(state: &KernelState) -> Mark {
                 match state {
-                    $(State::$variant(state) => <$counter>::mark(state),)*
+                    $(KernelState::$variant(state) => <$counter>::mark(state),)*
                 }
             }
 
@@ -280,14 +289,14 @@ macro_rules! kernels {
             /// returns 0.
             pub(crate) fn refund_charge(
                 &self,
-                state: &mut State,
+                state: &mut KernelState,
                 now: Timestamp,
                 position: &ChargePosition,
                 units: u64,
             ) -> u64 {
                 let units = units.min(position.cost);
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.refund_charge(state, now, position, units)
                     })*
                     _ => 0,
@@ -299,13 +308,13 @@ macro_rules! kernels {
             /// are free. Kernels without leases return true.
             pub(crate) fn renew(
                 &self,
-                state: &mut State,
+                state: &mut KernelState,
                 now: Timestamp,
                 since: Timestamp,
                 units: u64,
             ) -> bool {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.renew(state, now, since, units)
                     })*
                     _ => true,
@@ -314,9 +323,14 @@ macro_rules! kernels {
 
             /// Returns the status of the window with index `window`; kernels with one window
             /// ignore `window`.
-            pub(crate) fn status(&self, state: &State, now: Timestamp, window: usize) -> LimitStatus {
+            pub(crate) fn status(
+                &self,
+                state: &KernelState,
+                now: Timestamp,
+                window: usize,
+            ) -> LimitStatus {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.status(state, now, window)
                     })*
                     _ => unreachable!("{MISMATCH}"),
@@ -327,13 +341,13 @@ macro_rules! kernels {
             /// now, would admit `cost`. For concurrency slots, the time is an estimate.
             pub(crate) fn retry(
                 &self,
-                state: &State,
+                state: &KernelState,
                 now: Timestamp,
                 window: usize,
                 cost: u64,
             ) -> RetryAfter {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.retry(state, now, window, cost)
                     })*
                     _ => unreachable!("{MISMATCH}"),
@@ -342,9 +356,9 @@ macro_rules! kernels {
 
             /// Returns the number of units by which the count exceeds the limit; only a fixed
             /// window returns more than 0.
-            pub(crate) fn excess(&self, state: &State, now: Timestamp) -> u64 {
+            pub(crate) fn excess(&self, state: &KernelState, now: Timestamp) -> u64 {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.excess(state, now)
                     })*
                     _ => 0,
@@ -356,12 +370,12 @@ macro_rules! kernels {
             /// cost.
             pub(crate) fn excess_delay(
                 &self,
-                state: &State,
+                state: &KernelState,
                 now: Timestamp,
                 longest: Span,
             ) -> Span {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.excess_delay(state, now, longest)
                     })*
                     _ => Span::ZERO,
@@ -369,9 +383,9 @@ macro_rules! kernels {
             }
 
             /// Returns how long to delay the request whose `cost` was just charged.
-            pub(crate) fn delay(&self, state: &State, now: Timestamp, cost: u64) -> Span {
+            pub(crate) fn delay(&self, state: &KernelState, now: Timestamp, cost: u64) -> Span {
                 match (self, state) {
-                    $((Self::$variant(kernel), State::$variant(state)) => {
+                    $((Self::$variant(kernel), KernelState::$variant(state)) => {
                         kernel.delay(state, now, cost)
                     })*
                     _ => Span::ZERO,
@@ -379,7 +393,7 @@ macro_rules! kernels {
             }
         }
 
-        impl State {
+        impl KernelState {
             /// Moves every instant in the state back by the duration `span`. At any instant, the
             /// moved state has as many spent units as the original state has `span` later.
             /// Sub-windows and weighted windows are aligned to the epoch, so `span` is rounded down

@@ -3,7 +3,7 @@
 use super::{
     AdaptiveLimit, Completion, check,
     min_latency::MinLatency,
-    window::{Sample, WindowStats},
+    window::{LoadSample, WindowStats},
 };
 use crate::{
     error::LimitError,
@@ -94,21 +94,21 @@ impl Method {
     /// Converts the result of a completed request to a sample for the measurement window. Returns
     /// `None` if the result gives no information about load. `min_latency` is the latency without
     /// queueing, in microseconds.
-    pub(super) fn sample(&self, ended: Completion, min_latency: Option<u64>) -> Option<Sample> {
+    pub(super) fn sample(&self, ended: Completion, min_latency: Option<u64>) -> Option<LoadSample> {
         match (self, ended) {
             (_, Completion::Ignored) => None,
-            (_, Completion::Dropped) => Some(Sample::Failed),
+            (_, Completion::Dropped) => Some(LoadSample::Failed),
             (Self::Aimd(aimd), Completion::Served(took) | Completion::Abandoned(took))
                 if took >= aimd.too_slow =>
             {
-                Some(Sample::Failed)
+                Some(LoadSample::Failed)
             }
-            (_, Completion::Served(took)) => Some(Sample::Served(took)),
+            (_, Completion::Served(took)) => Some(LoadSample::Served(took)),
             // When the client disconnected, the request had already taken longer than the latency
             // without queueing, so count it as served with this latency. If abandoned requests were
             // ignored, a window in which clients abandon all requests would have no samples.
             (Self::Gradient(_), Completion::Abandoned(took)) if min_latency? < took.as_micros() => {
-                Some(Sample::Served(took))
+                Some(LoadSample::Served(took))
             }
             (_, Completion::Abandoned(_)) => None,
         }
@@ -119,11 +119,11 @@ impl Method {
     /// the window gives no information about a higher limit.
     pub(super) fn next(
         &self,
-        limit: &CurrentLimit,
+        limit: &AdaptiveState,
         min_latency: &mut MinLatency,
         stats: &WindowStats,
     ) -> u64 {
-        let CurrentLimit { parts, least, now } = *limit;
+        let AdaptiveState { parts, least, now } = *limit;
         let is_used = u64::from(stats.most_in_flight) * 2 * AdaptiveLimit::PARTS >= parts;
         match self {
             Self::Aimd(aimd) if stats.has_failed() => parts * u64::from(aimd.backoff) / 100,
@@ -146,7 +146,7 @@ impl Method {
 
 /// The state of an adaptive limit at the end of a measurement window.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CurrentLimit {
+pub(super) struct AdaptiveState {
     /// The limit in fixed-point format.
     pub(super) parts: u64,
     /// The minimum limit in fixed-point format.

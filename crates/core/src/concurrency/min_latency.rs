@@ -19,7 +19,7 @@ pub(super) struct MinLatency {
     /// The latency without queueing in fixed-point format, [`MinLatency::PARTS`] per microsecond;
     /// zero if the latency is unknown.
     latency: u128,
-    phase: Phase,
+    phase: ProbePhase,
     /// The instant at which the current or the most recent probe began.
     began: Timestamp,
     /// The earliest instant at which the next probe can start.
@@ -27,7 +27,7 @@ pub(super) struct MinLatency {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ProbePhase {
     /// No probe is running. The value counts the measurement windows since the last probe, but only
     /// windows in which at least half of the limit was in use.
     Resting(u32),
@@ -44,7 +44,7 @@ enum Phase {
 }
 
 /// The initial phase. The first probe is due as soon as at least half of the limit is in use.
-impl Default for Phase {
+impl Default for ProbePhase {
     fn default() -> Self {
         Self::Resting(MinLatency::PROBE_INTERVAL)
     }
@@ -81,8 +81,8 @@ impl MinLatency {
     /// running.
     pub(super) fn halved(&self) -> u32 {
         match self.phase {
-            Phase::Resting(_) => 0,
-            Phase::Draining { halved, .. } | Phase::Measuring { halved, .. } => halved,
+            ProbePhase::Resting(_) => 0,
+            ProbePhase::Draining { halved, .. } | ProbePhase::Measuring { halved, .. } => halved,
         }
     }
 
@@ -93,10 +93,10 @@ impl MinLatency {
     /// Records the number of requests in flight. If a probe is waiting, and the number is at most
     /// the reduced `limit`, the probe starts to measure the requests that start at `now` or later.
     pub(super) fn record_in_flight(&mut self, now: Timestamp, in_flight: u32, limit: u32) {
-        if let Phase::Draining { halved, before } = self.phase
+        if let ProbePhase::Draining { halved, before } = self.phase
             && in_flight <= limit
         {
-            self.phase = Phase::Measuring {
+            self.phase = ProbePhase::Measuring {
                 halved,
                 before,
                 since: now,
@@ -110,9 +110,9 @@ impl MinLatency {
     /// `None`, is always counted.
     pub(super) fn is_measured(&self, now: Timestamp, took: Option<Span>) -> bool {
         match self.phase {
-            Phase::Resting(_) => true,
-            Phase::Draining { .. } => false,
-            Phase::Measuring { since, .. } => took.is_none_or(|took| now.since(since) >= took),
+            ProbePhase::Resting(_) => true,
+            ProbePhase::Draining { .. } => false,
+            ProbePhase::Measuring { since, .. } => took.is_none_or(|took| now.since(since) >= took),
         }
     }
 
@@ -128,22 +128,22 @@ impl MinLatency {
         can_halve: bool,
     ) -> bool {
         match self.phase {
-            Phase::Resting(windows) if is_used => {
+            ProbePhase::Resting(windows) if is_used => {
                 if windows >= Self::PROBE_INTERVAL && now >= self.not_before && can_halve {
                     self.began = now;
-                    self.phase = Phase::Draining {
+                    self.phase = ProbePhase::Draining {
                         halved: 1,
                         before: average,
                     };
                     return false;
                 }
-                self.phase = Phase::Resting(windows.saturating_add(1));
+                self.phase = ProbePhase::Resting(windows.saturating_add(1));
                 if self.latency == 0 {
                     self.latency = parts(average);
                 }
                 true
             }
-            Phase::Resting(_) => {
+            ProbePhase::Resting(_) => {
                 let before = if self.latency == 0 {
                     parts(average)
                 } else {
@@ -153,13 +153,13 @@ impl MinLatency {
                     / Self::SMOOTHING_WINDOWS;
                 true
             }
-            Phase::Draining { .. } => false,
-            Phase::Measuring { halved, before, .. } => {
+            ProbePhase::Draining { .. } => false,
+            ProbePhase::Measuring { halved, before, .. } => {
                 let is_faster = average
                     < before / 100 * Self::FASTER_PERCENT
                         + before % 100 * Self::FASTER_PERCENT / 100;
                 if is_faster && can_halve && halved < Self::MAX_HALVINGS {
-                    self.phase = Phase::Draining {
+                    self.phase = ProbePhase::Draining {
                         halved: halved + 1,
                         before: average,
                     };
@@ -182,7 +182,7 @@ impl MinLatency {
                 .saturating_mul(Self::PAUSE_FACTOR);
             self.not_before = now.after(Span::from_micros(pause));
         }
-        self.phase = Phase::Resting(0);
+        self.phase = ProbePhase::Resting(0);
     }
 }
 

@@ -41,7 +41,7 @@ use std::{mem, ops::RangeInclusive};
 pub use self::method::{Aimd, Gradient, Method};
 use self::{
     min_latency::MinLatency,
-    window::{MeasurementWindow, Sample},
+    window::{LoadSample, MeasurementWindow},
 };
 use crate::{
     error::LimitError,
@@ -196,8 +196,8 @@ impl AdaptiveLimit {
             return;
         };
         let took = match sample {
-            Sample::Served(took) => Some(took),
-            Sample::Failed => None,
+            LoadSample::Served(took) => Some(took),
+            LoadSample::Failed => None,
         };
         if !self.min_latency.is_measured(now, took) {
             return;
@@ -207,7 +207,7 @@ impl AdaptiveLimit {
             return;
         };
         self.recent = stats.average;
-        let limit = method::CurrentLimit {
+        let limit = method::AdaptiveState {
             parts: self.limit,
             least: self.least(),
             now,

@@ -17,7 +17,7 @@ pub(super) struct MeasurementWindow {
 
 /// The result of a request, as a sample of the service's load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sample {
+pub(super) enum LoadSample {
     Served(Span),
     Failed,
 }
@@ -36,14 +36,14 @@ pub(super) struct WindowStats {
 }
 
 impl MeasurementWindow {
-    pub(super) fn record(&mut self, now: Timestamp, in_flight: u32, sample: Sample) {
+    pub(super) fn record(&mut self, now: Timestamp, in_flight: u32, sample: LoadSample) {
         self.began.get_or_insert(now);
         match sample {
-            Sample::Served(took) => {
+            LoadSample::Served(took) => {
                 self.served += 1;
                 self.total = self.total.saturating_add(took.as_micros());
             }
-            Sample::Failed => self.failed += 1,
+            LoadSample::Failed => self.failed += 1,
         }
         self.most_in_flight = self.most_in_flight.max(in_flight);
     }

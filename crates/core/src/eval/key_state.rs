@@ -1,21 +1,21 @@
 //! The state of one key.
 
 use crate::{
-    algorithm::{Kernel, Mark, State},
+    algorithm::{Kernel, KernelState, Mark},
     eval::ChargeRecord,
     time::Timestamp,
 };
 
-/// The state of one key: a [`State`] for each limit, except that sliding window logs share one
-/// state.
+/// The state of one key: a [`KernelState`] for each limit, except that sliding window logs share
+/// one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyState {
-    One(State),
-    Many(Box<[State]>),
+    One(KernelState),
+    Many(Box<[KernelState]>),
 }
 
 impl KeyState {
-    pub(crate) fn from_states(mut states: Vec<State>) -> Self {
+    pub(crate) fn from_states(mut states: Vec<KernelState>) -> Self {
         if states.len() == 1
             && let Some(state) = states.pop()
         {
@@ -25,7 +25,7 @@ impl KeyState {
     }
 
     #[inline]
-    pub(crate) fn states(&self) -> &[State] {
+    pub(crate) fn states(&self) -> &[KernelState] {
         match self {
             Self::One(state) => std::slice::from_ref(state),
             Self::Many(states) => states,
@@ -33,7 +33,7 @@ impl KeyState {
     }
 
     #[inline]
-    pub(crate) fn states_mut(&mut self) -> &mut [State] {
+    pub(crate) fn states_mut(&mut self) -> &mut [KernelState] {
         match self {
             Self::One(state) => std::slice::from_mut(state),
             Self::Many(states) => states,
@@ -47,10 +47,10 @@ impl KeyState {
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
-        mut adopt: impl FnMut(&Kernel, usize, State) -> State,
+        mut adopt: impl FnMut(&Kernel, usize, KernelState) -> KernelState,
     ) -> Self {
         let states = self.into_states().into_iter().enumerate();
-        let mut left: Vec<Option<(usize, State)>> = states.map(Some).collect();
+        let mut left: Vec<Option<(usize, KernelState)>> = states.map(Some).collect();
         let mut take = |kernel: &Kernel| {
             let same = left.iter_mut().find(|left| {
                 left.as_ref()
@@ -63,7 +63,7 @@ impl KeyState {
         Self::from_states(states.collect())
     }
 
-    fn into_states(self) -> Vec<State> {
+    fn into_states(self) -> Vec<KernelState> {
         match self {
             Self::One(state) => vec![state],
             Self::Many(states) => states.into_vec(),
@@ -75,7 +75,7 @@ impl KeyState {
     pub(crate) fn expires(&self) -> Timestamp {
         self.states()
             .iter()
-            .map(State::expires)
+            .map(KernelState::expires)
             .max()
             .unwrap_or_default()
     }
@@ -83,8 +83,8 @@ impl KeyState {
     /// Returns the instant at which the last spent unit expires, ignoring concurrency slots.
     pub(crate) fn units_expire(&self) -> Timestamp {
         let states = self.states().iter();
-        let units = states.filter(|state| !matches!(state, State::Lease(_)));
-        units.map(State::expires).max().unwrap_or_default()
+        let units = states.filter(|state| !matches!(state, KernelState::Lease(_)));
+        units.map(KernelState::expires).max().unwrap_or_default()
     }
 
     /// Returns true if all concurrency slots of `charged` are still held and can be renewed without
@@ -92,7 +92,7 @@ impl KeyState {
     pub(crate) fn renews_in_place(&self, charged: &ChargeRecord) -> bool {
         let mut states = self.states().iter().zip(&charged.marks);
         states.all(|(state, mark)| match (state, mark) {
-            (State::Lease(log), Some(Mark::HeldSince(since))) => {
+            (KernelState::Lease(log), Some(Mark::HeldSince(since))) => {
                 log.renews_in_place(*since, charged.cost)
             }
             _ => true,
@@ -108,6 +108,6 @@ impl KeyState {
         } else {
             0
         };
-        size_of::<Self>() + outside + states.iter().map(State::heap_bytes).sum::<usize>()
+        size_of::<Self>() + outside + states.iter().map(KernelState::heap_bytes).sum::<usize>()
     }
 }

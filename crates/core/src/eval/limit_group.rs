@@ -2,7 +2,7 @@
 //! other limit is in a group of its own.
 
 use crate::{
-    algorithm::{Kernel, Outcome, RetryAfter, State},
+    algorithm::{Kernel, KernelState, Outcome, RetryAfter},
     limit::{Limit, bounds},
     time::{Span, Timestamp},
 };
@@ -81,7 +81,7 @@ impl LimitGroup {
     pub(crate) fn outcome(
         &self,
         limit: &Limit,
-        state: &State,
+        state: &KernelState,
         window: usize,
         result: EvaluationResult,
     ) -> Outcome {

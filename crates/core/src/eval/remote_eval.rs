@@ -13,7 +13,8 @@
 
 use crate::{
     algorithm::{
-        BucketsState, IntervalState, LogState, Outcome, Stamp, State, WeightedState, WindowState,
+        BucketsState, IntervalState, KernelState, LogState, Outcome, Stamp, WeightedState,
+        WindowState,
     },
     eval::{Charge, Cost, Effect, Evaluation, KeyState, Limits},
     time::{Span, Timestamp},
@@ -138,9 +139,9 @@ impl<'a> Replay<'a> {
         let (key_state, drain_times) = match states {
             None => (limits.fresh(), DrainTimes::default()),
             Some(states) => {
-                let (terms, states): (Vec<Terms>, Vec<State>) = states
+                let (terms, states): (Vec<Terms>, Vec<KernelState>) = states
                     .into_iter()
-                    .map(|(terms, state)| (terms, State::from(state)))
+                    .map(|(terms, state)| (terms, KernelState::from(state)))
                     .unzip();
                 limits.convert(
                     KeyState::from_states(states),
@@ -171,9 +172,9 @@ impl<'a> Replay<'a> {
         now: Timestamp,
         effect: Effect,
     ) -> Self {
-        let (terms, states): (Vec<Terms>, Vec<State>) = states
+        let (terms, states): (Vec<Terms>, Vec<KernelState>) = states
             .into_iter()
-            .map(|(terms, state)| (terms, State::from(state)))
+            .map(|(terms, state)| (terms, KernelState::from(state)))
             .unzip();
         let (key_state, limits) = (KeyState::from_states(states), charge.limits);
         let (mut key_state, _) = limits.convert(key_state, &terms, now, charge.cost.units());
@@ -233,14 +234,14 @@ impl<'a> Replay<'a> {
 /// any decision.
 #[must_use]
 pub fn expires(states: &[RemoteState]) -> Timestamp {
-    let states = states.iter().cloned().map(State::from);
+    let states = states.iter().cloned().map(KernelState::from);
     states
         .map(|state| state.expires())
         .max()
         .unwrap_or_default()
 }
 
-impl From<RemoteState> for State {
+impl From<RemoteState> for KernelState {
     fn from(state: RemoteState) -> Self {
         match state {
             RemoteState::Gcra(tat) => Self::Gcra(tat),
@@ -276,34 +277,34 @@ fn log_of(longest: u64, stamps: Vec<(u64, u64)>) -> Box<LogState> {
     Box::new(LogState::from_stamps(stamps.collect(), longest))
 }
 
-impl From<&State> for RemoteState {
-    fn from(state: &State) -> Self {
+impl From<&KernelState> for RemoteState {
+    fn from(state: &KernelState) -> Self {
         match state {
-            State::Gcra(tat) => Self::Gcra(*tat),
-            State::Interval(state) => Self::Interval {
+            KernelState::Gcra(tat) => Self::Gcra(*tat),
+            KernelState::Interval(state) => Self::Interval {
                 full_at: state.full_at,
                 last: state.last,
             },
-            State::Window(state) => Self::Window {
+            KernelState::Window(state) => Self::Window {
                 count: state.count,
                 end: state.end,
             },
-            State::Weighted(state) => Self::Weighted {
+            KernelState::Weighted(state) => Self::Weighted {
                 index: state.index,
                 previous: state.previous,
                 current: state.current,
                 window: state.window,
             },
-            State::Buckets(state) => Self::Buckets {
+            KernelState::Buckets(state) => Self::Buckets {
                 newest: state.newest,
                 width: state.width,
                 counts: state.oldest_first().collect(),
             },
-            State::Log(state) => Self::Log {
+            KernelState::Log(state) => Self::Log {
                 longest: state.longest().as_micros(),
                 stamps: state.stamps().map(Stamp::parts).collect(),
             },
-            State::Lease(state) => Self::Lease {
+            KernelState::Lease(state) => Self::Lease {
                 longest: state.longest().as_micros(),
                 stamps: state.stamps().map(Stamp::parts).collect(),
             },

@@ -2,15 +2,18 @@
 
 /// A key; up to 22 bytes are stored inline.
 #[derive(Debug)]
-pub(crate) struct Key(Repr);
+pub(crate) struct TableKey(Repr);
 
 #[derive(Debug)]
 enum Repr {
-    Inline { len: u8, bytes: [u8; Key::INLINE] },
+    Inline {
+        len: u8,
+        bytes: [u8; TableKey::INLINE],
+    },
     Heap(Box<[u8]>),
 }
 
-impl Key {
+impl TableKey {
     const INLINE: usize = 22;
 
     pub(crate) fn new(key: &[u8]) -> Self {
@@ -52,7 +55,7 @@ impl Key {
         }
     }
 
-    /// Returns the heap size of `key` as a [`Key`], in bytes.
+    /// Returns the heap size of `key` as a [`TableKey`], in bytes.
     pub(crate) fn heap_bytes_of(key: &[u8]) -> usize {
         if key.len() <= Self::INLINE {
             0
@@ -65,7 +68,7 @@ impl Key {
 /// Returns whether the bytes of an inline key start with `key`, which must not be longer than an
 /// inline key.
 #[inline]
-fn begins_with(bytes: &[u8; Key::INLINE], key: &[u8]) -> bool {
+fn begins_with(bytes: &[u8; TableKey::INLINE], key: &[u8]) -> bool {
     // Comparing two overlapping 8-byte words is faster than a call to `memcmp`.
     match (key.first_chunk::<8>(), key.last_chunk::<8>()) {
         (Some(first), Some(last)) if key.len() <= 16 => {
@@ -90,9 +93,9 @@ mod tests {
     fn a_key_equals_only_itself() {
         for length in 0..=24 {
             let bytes: Vec<u8> = (1..=length).collect();
-            let key = Key::new(&bytes);
+            let key = TableKey::new(&bytes);
             assert_eq!(key.bytes(), bytes);
-            assert_eq!(key.heap_bytes(), Key::heap_bytes_of(&bytes));
+            assert_eq!(key.heap_bytes(), TableKey::heap_bytes_of(&bytes));
             assert!(key.is(&bytes), "{length} bytes");
             assert!(!key.is(&[&bytes[..], &[0]].concat()));
             if let [shorter @ .., _] = &bytes[..] {

@@ -35,11 +35,11 @@ pub(crate) use foldhash::fast::RandomState;
 
 use self::ctrl_bytes::CtrlBytes;
 pub(crate) use self::{
-    key::Key,
+    key::TableKey,
     prefetch::{PREFETCHES, prefetch},
 };
 
-/// An entry of a [`Table`].
+/// An entry of a [`HashTable`].
 pub(crate) trait TableEntry {
     /// How many eighths of the home slots can have an entry before the table grows. At most seven
     /// keep probe sequences short and finite. With fewer, more entries are in their home slot.
@@ -82,7 +82,7 @@ impl Distance {
 }
 
 #[derive(Debug)]
-pub(crate) struct Table<E> {
+pub(crate) struct HashTable<E> {
     ctrl: CtrlBytes,
     /// The chunks are boxed, so that a chunk does not move when the list grows.
     chunks: Vec<Box<Chunk<E>>>,
@@ -129,7 +129,7 @@ pub(crate) const MAX_ENTRIES: usize = Distance::MAX;
 /// run.
 pub(crate) const FARTHEST: usize = 4_096;
 
-impl<E> Default for Table<E> {
+impl<E> Default for HashTable<E> {
     fn default() -> Self {
         Self {
             ctrl: CtrlBytes::default(),
@@ -140,7 +140,7 @@ impl<E> Default for Table<E> {
     }
 }
 
-impl<E: TableEntry> Table<E> {
+impl<E: TableEntry> HashTable<E> {
     /// The size of a chunk in bytes, including its pointer, its tags, and the extra zero tags after
     /// the last slot.
     const CHUNK_BYTES: usize =
@@ -490,7 +490,7 @@ pub(crate) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     hasher.finish()
 }
 
-impl<E: TableEntry> std::ops::Index<usize> for Table<E> {
+impl<E: TableEntry> std::ops::Index<usize> for HashTable<E> {
     type Output = E;
 
     /// # Panics
@@ -503,7 +503,7 @@ impl<E: TableEntry> std::ops::Index<usize> for Table<E> {
     }
 }
 
-impl<E: TableEntry> std::ops::IndexMut<usize> for Table<E> {
+impl<E: TableEntry> std::ops::IndexMut<usize> for HashTable<E> {
     #[inline]
     fn index_mut(&mut self, number: usize) -> &mut E {
         let slot = &mut self.chunks[number / CHUNK][number % CHUNK];
@@ -521,7 +521,7 @@ mod tests {
 
     #[derive(Debug)]
     struct Entry {
-        key: Key,
+        key: TableKey,
         distance: Distance,
     }
 
@@ -541,7 +541,7 @@ mod tests {
 
     fn entry(key: u64) -> Entry {
         Entry {
-            key: Key::new(&key.to_le_bytes()),
+            key: TableKey::new(&key.to_le_bytes()),
             distance: Distance::default(),
         }
     }
@@ -554,7 +554,7 @@ mod tests {
     /// the memory of the chunks.
     #[test]
     fn the_bytes_of_a_table_are_those_of_its_chunks() {
-        let mut table = Table::default();
+        let mut table = HashTable::default();
         for key in 0..20_000_u64 {
             table.insert(key, entry(key), key_of);
             let spare = chunks_with_spare(table.homes).saturating_sub(table.chunks.len());
@@ -581,8 +581,10 @@ mod tests {
             ]),
         ) {
             let hash = |key: u64| (key / 3).wrapping_mul(spread);
-            let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
-            let (mut table, mut model) = (Table::default(), BTreeMap::new());
+            let find = |table: &HashTable<Entry>, key: u64| {
+                table.find(hash(key), &key.to_le_bytes())
+            };
+            let (mut table, mut model) = (HashTable::default(), BTreeMap::new());
             for (add, key) in operations {
                 table.prefetch(hash(key));
                 let found = find(&table, key);
@@ -627,9 +629,11 @@ mod tests {
             divisor in 2_u64..5,
             spread in prop::sample::select(vec![0x9E37_79B9_7F4A_7C15_u64, 1 << 24, 1]),
         ) {
-            let mut table = Table::default();
+            let mut table = HashTable::default();
             let hash = |key: u64| (key / 3).wrapping_mul(spread);
-            let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
+            let find = |table: &HashTable<Entry>, key: u64| {
+                table.find(hash(key), &key.to_le_bytes())
+            };
             for key in 0..count {
                 table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
             }
@@ -648,7 +652,7 @@ mod tests {
         /// Iterating over the slots visits every entry once.
         #[test]
         fn a_full_round_visits_every_entry(count in 1_u64..300) {
-            let mut table = Table::default();
+            let mut table = HashTable::default();
             let hash = |key: u64| key.wrapping_mul(0x9E37_79B9_7F4A_7C15);
             (0..count).for_each(|key| {
                 table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
@@ -679,11 +683,11 @@ mod tests {
                 key * ((1 << 32) / 95_000)
             }
         };
-        let mut table = Table::default();
+        let mut table = HashTable::default();
         for key in 0..=KEYS {
             table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
         }
-        let find = |table: &Table<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
+        let find = |table: &HashTable<Entry>, key: u64| table.find(hash(key), &key.to_le_bytes());
         let last = find(&table, KEYS).unwrap();
         assert!(last > usize::from(u16::MAX), "{last}");
         assert_eq!(table[last].distance.slots(), last);

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use smallvec::smallvec;
 
 use super::{
-    Guard, MemoryStore,
+    MemoryStore, ShardGuard,
     locked_shards::LockedShards,
     pending::KeyLocation,
     shard::{Full, Shard},
@@ -122,7 +122,7 @@ impl MemoryStore {
     /// Locks the shard of the charge's key. Returns the shard, the key's hash and the latest
     /// instant.
     #[inline]
-    fn lock_one(&self, charge: &Charge<'_>, now: Timestamp) -> (Guard<'_>, u64, Timestamp) {
+    fn lock_one(&self, charge: &Charge<'_>, now: Timestamp) -> (ShardGuard<'_>, u64, Timestamp) {
         let hash = hash_with(&self.hasher, charge.key);
         let mut shard = self.shards[self.shard_of(hash)].0.lock();
         let now = shard.latest(now);

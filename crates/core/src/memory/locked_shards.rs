@@ -1,7 +1,7 @@
 //! The locks of a decision over several keys. The decision holds the locks of all shards at once.
 
 use super::{
-    Guard, MemoryStore,
+    MemoryStore, ShardGuard,
     pending::{KeyLocation, PendingCharge},
     shard::{Full, Shard},
 };
@@ -19,7 +19,7 @@ pub(super) struct LockedShards<'s, 'c> {
     /// The hash of each charge's key.
     hashes: Vec<u64>,
     numbers: Vec<usize>,
-    guards: Vec<Guard<'s>>,
+    guards: Vec<ShardGuard<'s>>,
 }
 
 impl<'s, 'c> LockedShards<'s, 'c> {
@@ -34,7 +34,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         for number in &numbers {
             prefetch(&store.shards[*number]);
         }
-        let guards: Vec<Guard<'s>> = numbers
+        let guards: Vec<ShardGuard<'s>> = numbers
             .iter()
             .map(|number| store.shards[*number].0.lock())
             .collect();

@@ -21,7 +21,7 @@
 //!                    find the entry, reserve room ─────▶ Full                hash_table, eviction
 //!                                    │
 //!                                    ▼
-//!           take each state out (a peek: borrow or copy it)                  entry
+//!           take each state out (a peek: borrow or copy it)                  key_entry
 //!                                    │
 //!                                    ▼
 //!     evaluate every limit ─▶ charge all, or none ─▶ report outcomes         pending
@@ -38,7 +38,7 @@
 //! gives the same results as the general path.
 
 mod decide;
-mod entry;
+mod key_entry;
 mod listing;
 mod locked_shards;
 mod moved_receipt;
@@ -242,7 +242,7 @@ pub struct MemoryStore {
 #[repr(align(128))]
 struct AlignedShard(Mutex<Shard>);
 
-type Guard<'s> = sync::Guard<'s, Shard>;
+type ShardGuard<'s> = sync::LockGuard<'s, Shard>;
 
 impl MemoryStore {
     /// Creates an empty store.
@@ -408,7 +408,7 @@ impl MemoryStore {
         stats
     }
 
-    fn lock_of(&self, hash: u64) -> Guard<'_> {
+    fn lock_of(&self, hash: u64) -> ShardGuard<'_> {
         self.shards[self.shard_of(hash)].0.lock()
     }
 

@@ -50,8 +50,8 @@ pub(super) struct PendingCharge<'c> {
     pub(super) is_changed: bool,
     /// The input of [`Limits::undo`] for each part of the state. `Some` if a read-only decision
     /// uses the state without a copy (see
-    /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)), so that the charge must be
-    /// undone.
+    /// [`KeyEntry::can_be_lent`](super::key_entry::KeyEntry::can_be_lent)), so that the charge must
+    /// be undone.
     pub(super) lent: Option<Vec<UndoRecord>>,
 }
 

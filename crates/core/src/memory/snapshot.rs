@@ -5,9 +5,9 @@
 //! copied. The caller writes the bytes to a file and adds a checksum. Nevertheless, this module
 //! checks every length in the bytes.
 
-use super::{BlockNote, MemoryStore, entry::Entry, shard::Shard};
+use super::{BlockNote, MemoryStore, key_entry::KeyEntry, shard::Shard};
 use crate::{
-    algorithm::{State, is_instant},
+    algorithm::{KernelState, is_instant},
     eval::KeyState,
     hash_table::hash_with,
     limit::bounds,
@@ -117,14 +117,14 @@ impl MemoryStore {
         Ok(restored)
     }
 
-    fn take_in(&self, record: Record<'_>, now: Timestamp) -> bool {
+    fn take_in(&self, record: SnapshotRecord<'_>, now: Timestamp) -> bool {
         match record {
-            Record::Key(entry) => {
+            SnapshotRecord::Key(entry) => {
                 let hash = hash_with(&self.hasher, entry.key());
                 self.lock_of(hash).restore(hash, entry, now)
             }
-            Record::Time(_) => false,
-            Record::Block {
+            SnapshotRecord::Time(_) => false,
+            SnapshotRecord::Block {
                 key,
                 until,
                 reason,
@@ -183,14 +183,14 @@ fn save_shard(shard: &mut Shard, now: Timestamp, out: &mut Vec<u8>) {
 fn read<'b>(
     bytes: &'b [u8],
     now: Timestamp,
-    mut take: impl FnMut(Record<'b>),
+    mut take: impl FnMut(SnapshotRecord<'b>),
 ) -> Result<(), SnapshotError> {
-    let mut input = Input { bytes, at: 0 };
+    let mut input = SnapshotReader { bytes, at: 0 };
     let mut ahead = Span::ZERO;
     while input.at < bytes.len() {
         let offset = input.at;
         let record = input.record(ahead).ok_or(SnapshotError { offset })?;
-        if let Record::Time(written) = record {
+        if let SnapshotRecord::Time(written) = record {
             let lead = written.since(now);
             // A difference of up to 10 seconds is normal clock skew between machines. The store
             // does not correct this difference: until `now` has caught up, the store acts as if
@@ -202,9 +202,9 @@ fn read<'b>(
     Ok(())
 }
 
-enum Record<'b> {
+enum SnapshotRecord<'b> {
     Time(Timestamp),
-    Key(Entry),
+    Key(KeyEntry),
     Block {
         key: &'b [u8],
         until: Option<Timestamp>,
@@ -230,19 +230,19 @@ fn put_key_state(out: &mut Vec<u8>, key_state: &KeyState) {
     }
 }
 
-struct Input<'b> {
+struct SnapshotReader<'b> {
     bytes: &'b [u8],
     at: usize,
 }
 
-impl<'b> Input<'b> {
+impl<'b> SnapshotReader<'b> {
     /// Returns the next record with its instants moved back by `ahead`; `None` if the record is
     /// invalid.
-    fn record(&mut self, ahead: Span) -> Option<Record<'b>> {
+    fn record(&mut self, ahead: Span) -> Option<SnapshotRecord<'b>> {
         match self.take(1)? {
             [TIME] => {
                 let written = self.number().filter(is_instant)?;
-                Some(Record::Time(Timestamp::from_micros(written)))
+                Some(SnapshotRecord::Time(Timestamp::from_micros(written)))
             }
             [KEY] => {
                 let key = self
@@ -252,16 +252,16 @@ impl<'b> Input<'b> {
                 let is_hot = self.take(1)? != [0];
                 let mut key_state = self.key_state()?;
                 if ahead == Span::ZERO {
-                    let entry = Entry::new(key, key_state, fingerprint, is_hot);
-                    return Some(Record::Key(entry));
+                    let entry = KeyEntry::new(key, key_state, fingerprint, is_hot);
+                    return Some(SnapshotRecord::Key(entry));
                 }
                 let states = key_state.states_mut().iter_mut();
                 states.for_each(|state| state.move_back(ahead));
-                let mut entry = Entry::new(key, key_state, fingerprint, is_hot);
+                let mut entry = KeyEntry::new(key, key_state, fingerprint, is_hot);
                 // A window aligned to the epoch or to a calendar cannot be moved back exactly, so
                 // the next load of the state also clamps the state.
                 entry.mark_unclamped();
-                Some(Record::Key(entry))
+                Some(SnapshotRecord::Key(entry))
             }
             [tag @ (BLOCK | BLOCK_OF_RULE)] => {
                 let key = self.counted_bytes()?;
@@ -273,7 +273,7 @@ impl<'b> Input<'b> {
                     BLOCK_OF_RULE => Some(self.blocked_rule()?),
                     _ => None,
                 };
-                Some(Record::Block {
+                Some(SnapshotRecord::Block {
                     key,
                     until,
                     reason,
@@ -307,8 +307,8 @@ impl<'b> Input<'b> {
         if !(1..=bounds::MAX_LIMITS_PER_RULE).contains(&states) {
             return None;
         }
-        let states: Option<Vec<State>> = (0..states)
-            .map(|_| State::read(&mut || self.number()))
+        let states: Option<Vec<KernelState>> = (0..states)
+            .map(|_| KernelState::read(&mut || self.number()))
             .collect();
         states.map(KeyState::from_states)
     }

@@ -12,9 +12,9 @@ use loom::sync;
 use spin::mutex as sync;
 
 #[cfg(loom)]
-pub(crate) type Guard<'a, T> = sync::MutexGuard<'a, T>;
+pub(crate) type LockGuard<'a, T> = sync::MutexGuard<'a, T>;
 #[cfg(not(loom))]
-pub(crate) type Guard<'a, T> = sync::SpinMutexGuard<'a, T>;
+pub(crate) type LockGuard<'a, T> = sync::SpinMutexGuard<'a, T>;
 
 #[cfg(loom)]
 type Inner<T> = sync::Mutex<T>;
@@ -33,19 +33,19 @@ impl<T> Mutex<T> {
 
     #[cfg(not(loom))]
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub(crate) fn lock(&self) -> LockGuard<'_, T> {
         self.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
     /// Returns the guard, or `None` if the lock is held.
     #[cfg(not(loom))]
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
         self.0.try_lock()
     }
 
     #[cfg(not(loom))]
     #[cold]
-    fn wait(&self) -> Guard<'_, T> {
+    fn wait(&self) -> LockGuard<'_, T> {
         /// The number of spin-loop hints in the first pause. The pause is about as long as a few
         /// decisions, so that the holder makes progress before this thread requests the cache line
         /// again.
@@ -68,12 +68,12 @@ impl<T> Mutex<T> {
     }
 
     #[cfg(loom)]
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<LockGuard<'_, T>> {
         self.0.try_lock().ok()
     }
 
     #[cfg(loom)]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub(crate) fn lock(&self) -> LockGuard<'_, T> {
         self.0
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -7,7 +7,7 @@
 //! requests to which the first rule applies, and clients must not be able to leave out the entries
 //! of its key.
 
-use super::{Pattern, Rule, pattern::Kind};
+use super::{Pattern, Rule, pattern::PatternKind};
 
 /// The maximum number of catch-all candidates. If there are more candidates, only those with the
 /// fewest conditions are examined.
@@ -64,20 +64,24 @@ impl Pattern {
     /// false if some value does not match `other`, or if the answer is unknown.
     fn implies(&self, other: &Self) -> bool {
         match (self.kind(), other.kind()) {
-            (_, Kind::Present) => !self.matches(None),
-            (Kind::Exact(text), _) => other.matches(Some(text)),
-            (_, Kind::Exact(_)) => false,
-            (Kind::Any(any), _) => {
+            (_, PatternKind::Present) => !self.matches(None),
+            (PatternKind::Exact(text), _) => other.matches(Some(text)),
+            (_, PatternKind::Exact(_)) => false,
+            (PatternKind::Any(any), _) => {
                 any.exact().all(|text| other.matches(Some(text)))
                     && any.others().iter().all(|pattern| pattern.implies(other))
             }
-            (Kind::All(patterns), _) => patterns.iter().any(|pattern| pattern.implies(other)),
-            (Kind::Glob(glob), Kind::Glob(wide)) => {
+            (PatternKind::All(patterns), _) => {
+                patterns.iter().any(|pattern| pattern.implies(other))
+            }
+            (PatternKind::Glob(glob), PatternKind::Glob(wide)) => {
                 glob == wide || begins_with(&glob.to_string(), &wide.to_string())
             }
-            (Kind::Route(route), Kind::Route(wide)) => route.inner().implies(wide.inner()),
+            (PatternKind::Route(route), PatternKind::Route(wide)) => {
+                route.inner().implies(wide.inner())
+            }
             // A route only matches paths, and the glob `/**` matches every path.
-            (Kind::Route(_), Kind::Glob(wide)) => wide.to_string() == "/**",
+            (PatternKind::Route(_), PatternKind::Glob(wide)) => wide.to_string() == "/**",
             _ => self == other,
         }
     }

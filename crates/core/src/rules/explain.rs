@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     ActiveHours, Pattern, Request, Rule, RuleSet, When,
-    pattern::Kind,
+    pattern::PatternKind,
     text::{Exact, Word},
 };
 use crate::time::Timestamp;
@@ -106,7 +106,7 @@ impl RuleSet {
 /// matches.
 fn failed_part<'p>(pattern: &'p Pattern, value: Option<&str>) -> Option<&'p Pattern> {
     match pattern.kind() {
-        Kind::All(parts) => parts.iter().find_map(|part| failed_part(part, value)),
+        PatternKind::All(parts) => parts.iter().find_map(|part| failed_part(part, value)),
         _ => (!pattern.matches(value)).then_some(pattern),
     }
 }
@@ -125,7 +125,7 @@ impl fmt::Display for FailedCondition<'_> {
                     None => write!(f, "the request has no {entry}")?,
                 }
                 match pattern.kind() {
-                    Kind::Not(inner) if matches!(inner.kind(), Kind::Present) => {
+                    PatternKind::Not(inner) if matches!(inner.kind(), PatternKind::Present) => {
                         write!(f, ", but the rule matches only requests without {entry}")
                     }
                     _ => write!(f, ", but the rule requires {}", PatternDescription(pattern)),
@@ -163,21 +163,21 @@ struct PatternDescription<'p>(&'p Pattern);
 impl fmt::Display for PatternDescription<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.kind() {
-            Kind::Exact(_) | Kind::Glob(_) => TruncatedText(self.0).fmt(f),
-            Kind::Regex(regex) => {
+            PatternKind::Exact(_) | PatternKind::Glob(_) => TruncatedText(self.0).fmt(f),
+            PatternKind::Regex(regex) => {
                 write!(
                     f,
                     "a match of the regular expression {}",
                     TruncatedText(regex.as_str())
                 )
             }
-            Kind::Route(route) => write!(f, "the route {}", TruncatedText(route.as_str())),
-            Kind::Present => f.write_str("any value"),
-            Kind::Cidr(nets) => {
+            PatternKind::Route(route) => write!(f, "the route {}", TruncatedText(route.as_str())),
+            PatternKind::Present => f.write_str("any value"),
+            PatternKind::Cidr(nets) => {
                 f.write_str("an address in ")?;
                 named(f, nets.iter())
             }
-            Kind::Any(any) => {
+            PatternKind::Any(any) => {
                 let mut exact: Vec<Exact<'_>> = any.exact().map(|text| Exact(text)).collect();
                 exact.sort_unstable();
                 let exact = exact.iter().map(|text| TruncatedText(text).to_string());
@@ -187,8 +187,8 @@ impl fmt::Display for PatternDescription<'_> {
                     .map(|other| PatternDescription(other).to_string());
                 named(f, exact.chain(others))
             }
-            Kind::Not(inner) => write!(f, "anything but {}", Self(inner)),
-            Kind::All(_) => TruncatedText(self.0).fmt(f),
+            PatternKind::Not(inner) => write!(f, "anything but {}", Self(inner)),
+            PatternKind::All(_) => TruncatedText(self.0).fmt(f),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::{ActiveHours, Condition, Days, Pattern, When, pattern::Kind};
+use super::{ActiveHours, Condition, Days, Pattern, When, pattern::PatternKind};
 
 /// Formats conditions like `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`. Conditions
 /// that always hold are formatted as `{}`.
@@ -44,17 +44,17 @@ impl fmt::Display for Condition {
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind() {
-            Kind::Exact(text) => Exact(text).fmt(f),
-            Kind::Glob(glob) => Word(&glob.to_string()).fmt(f),
-            Kind::Regex(regex) => write!(f, "{{regex: {}}}", QuotedString(regex.as_str())),
-            Kind::Cidr(nets) => {
+            PatternKind::Exact(text) => Exact(text).fmt(f),
+            PatternKind::Glob(glob) => Word(&glob.to_string()).fmt(f),
+            PatternKind::Regex(regex) => write!(f, "{{regex: {}}}", QuotedString(regex.as_str())),
+            PatternKind::Cidr(nets) => {
                 f.write_str("{cidr: [")?;
                 joined(f, nets.iter())?;
                 f.write_str("]}")
             }
-            Kind::Route(route) => write!(f, "{{route: {}}}", Word(route.as_str())),
-            Kind::Present => f.write_str("{present: true}"),
-            Kind::Any(any) => {
+            PatternKind::Route(route) => write!(f, "{{route: {}}}", Word(route.as_str())),
+            PatternKind::Present => f.write_str("{present: true}"),
+            PatternKind::Any(any) => {
                 let others = any.others();
                 let mut exact: Vec<Exact<'_>> = any.exact().map(|text| Exact(text)).collect();
                 exact.sort_unstable();
@@ -66,15 +66,15 @@ impl fmt::Display for Pattern {
                 joined(f, others)?;
                 f.write_str("]")
             }
-            Kind::All(patterns) => {
+            PatternKind::All(patterns) => {
                 f.write_str("{all: [")?;
                 joined(f, patterns)?;
                 f.write_str("]}")
             }
-            Kind::Not(pattern) if matches!(pattern.kind(), Kind::Present) => {
+            PatternKind::Not(pattern) if matches!(pattern.kind(), PatternKind::Present) => {
                 f.write_str("{present: false}")
             }
-            Kind::Not(pattern) => write!(f, "{{not: {pattern}}}"),
+            PatternKind::Not(pattern) => write!(f, "{{not: {pattern}}}"),
         }
     }
 }

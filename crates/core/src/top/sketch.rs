@@ -11,7 +11,7 @@ const AVERAGE_KEY_BYTES: usize = 64;
 const MIN_KEY_BYTES: usize = 2 * MAX_KEY_BYTES;
 
 /// An unused slot of the hash table.
-const UNUSED: Slot = Slot {
+const UNUSED: SketchSlot = SketchSlot {
     hash: 0,
     entry: u32::MAX,
 };
@@ -24,12 +24,12 @@ const BOUNDS_PER_KEY: usize = 4;
 /// documentation](super) describes the error bound.
 #[derive(Clone, Debug)]
 pub struct Sketch {
-    entries: Vec<Entry>,
+    entries: Vec<SketchEntry>,
     /// The concatenated bytes of all keys.
     keys: Vec<u8>,
     /// A hash table of the entries, with linear probing. The table is at most half full, and its
     /// length is a power of two.
-    slots: Vec<Slot>,
+    slots: Vec<SketchSlot>,
     /// The upper bound for the sum of any key without an entry.
     floor: u64,
     /// The filter: upper bounds for the sums of the keys without an entry. All keys whose hashes
@@ -41,7 +41,7 @@ pub struct Sketch {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct SketchEntry {
     count: u64,
     error: u64,
     hash: u32,
@@ -50,7 +50,7 @@ struct Entry {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct SketchSlot {
     hash: u32,
     entry: u32,
 }
@@ -134,7 +134,7 @@ impl Sketch {
         self.keys.extend_from_slice(key);
         let index = filter_index(&self.filter, hash);
         let error = index.map_or(self.floor, |index| self.filter[index]);
-        self.entries.push(Entry {
+        self.entries.push(SketchEntry {
             count: error.saturating_add(weight),
             error,
             hash,
@@ -180,7 +180,7 @@ impl Sketch {
         if self.entries.len() <= keep {
             return;
         }
-        let by_count = |a: &Entry, b: &Entry| b.count.cmp(&a.count);
+        let by_count = |a: &SketchEntry, b: &SketchEntry| b.count.cmp(&a.count);
         let (_, highest_dropped, _) = self.entries.select_nth_unstable_by(keep, by_count);
         self.floor = self.floor.max(highest_dropped.count);
         for dropped in self.entries.drain(keep..) {
@@ -223,9 +223,9 @@ impl Sketch {
     /// Returns the heap memory in bytes.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        self.entries.capacity() * size_of::<SketchEntry>()
             + self.keys.capacity()
-            + self.slots.capacity() * size_of::<Slot>()
+            + self.slots.capacity() * size_of::<SketchSlot>()
             + self.filter.capacity() * size_of::<u64>()
     }
 
@@ -257,7 +257,7 @@ impl Sketch {
             at = (at + 1) & mask;
         }
         let entry = u32::try_from(entry).unwrap_or(UNUSED.entry);
-        self.slots[at] = Slot { hash, entry };
+        self.slots[at] = SketchSlot { hash, entry };
     }
 }
 

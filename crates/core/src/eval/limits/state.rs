@@ -5,7 +5,9 @@ use smallvec::SmallVec;
 
 use super::Limits;
 use crate::{
-    algorithm::{ChargePosition, Drain, Kernel, LogState, Mark, Outcome, Stamp, State, Terms},
+    algorithm::{
+        ChargePosition, Drain, Kernel, KernelState, LogState, Mark, Outcome, Stamp, Terms,
+    },
     eval::{
         ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Marks, Mask,
         Settlement,
@@ -17,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum UndoRecord {
     /// A copy of the state.
-    State(State),
+    State(KernelState),
     /// The former capacity of a sliding window log. The log itself is not copied, because the
     /// charge can be removed from it.
     LogOfCapacity(usize),
@@ -186,7 +188,8 @@ impl Limits {
     /// sliding window log. Returns false if denied requests are counted, because the charge of a
     /// denied request cannot be undone.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
-        let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
+        let has_log =
+            |state: &KernelState| matches!(state, KernelState::Log(_) | KernelState::Lease(_));
         let mut groups = self.groups.iter();
         self.is_compatible(key_state)
             && key_state.states().iter().any(has_log)
@@ -196,8 +199,10 @@ impl Limits {
     /// Returns the information that [`Self::undo`] needs: a copy of each state, except for sliding
     /// window logs, which can be long. Call this function before charging `key_state`.
     pub(crate) fn before_charge(key_state: &KeyState) -> Vec<UndoRecord> {
-        let before = |state: &State| match state {
-            State::Log(log) | State::Lease(log) => UndoRecord::LogOfCapacity(log.capacity()),
+        let before = |state: &KernelState| match state {
+            KernelState::Log(log) | KernelState::Lease(log) => {
+                UndoRecord::LogOfCapacity(log.capacity())
+            }
             other => UndoRecord::State(other.clone()),
         };
         key_state.states().iter().map(before).collect()
@@ -222,7 +227,7 @@ impl Limits {
                 UndoRecord::State(before) => *state = before,
                 UndoRecord::LogOfCapacity(capacity) => {
                     group.kernel.refund(state, now, units);
-                    if let State::Log(log) | State::Lease(log) = state {
+                    if let KernelState::Log(log) | KernelState::Lease(log) = state {
                         log.shrink_to(capacity);
                     }
                 }
@@ -304,7 +309,7 @@ impl Limits {
             return;
         }
         for (state, mark) in key_state.states_mut().iter_mut().zip(&charged.marks) {
-            if let (State::Lease(log), Some(Mark::HeldSince(since))) = (state, mark) {
+            if let (KernelState::Lease(log), Some(Mark::HeldSince(since))) = (state, mark) {
                 log.refund_at(*since, charged.cost);
             }
         }
@@ -423,7 +428,7 @@ impl Limits {
             groups => {
                 let kernels = groups.iter().map(|group| &group.kernel);
                 let states =
-                    kernels.map(|kernel| size_of::<State>() + kernel.new_entry_bytes(cost));
+                    kernels.map(|kernel| size_of::<KernelState>() + kernel.new_entry_bytes(cost));
                 size_of::<KeyState>() + states.sum::<usize>()
             }
         }
@@ -440,7 +445,7 @@ impl Limits {
         } else {
             // A converted state has the size of a new state, plus the entries kept from existing
             // logs.
-            let kept = key_state.states().iter().map(State::log_growth_bytes);
+            let kept = key_state.states().iter().map(KernelState::log_growth_bytes);
             self.new_entry_bytes(cost) + kept.sum::<usize>()
         }
     }
@@ -483,7 +488,7 @@ impl Limits {
             // As long as one limit is exceeded, the states of all limits keep their former terms.
             let in_former_units = || {
                 // A window contains its end, so its former terms need not be known.
-                let is_window = matches!(state, State::Window(_));
+                let is_window = matches!(state, KernelState::Window(_));
                 let former = old.as_ref().or_else(|| is_window.then_some(kernel));
                 former.map(|former| Drain {
                     retry_after: former.retry(&state, now, 0, cost),
@@ -560,8 +565,8 @@ fn with_short_logs(key_state: &KeyState) -> KeyState {
         Box::new(LogState::from_stamps(stamps, log.longest()))
     };
     let states = key_state.states().iter().map(|state| match state {
-        State::Log(log) => State::Log(short(log)),
-        State::Lease(log) => State::Lease(short(log)),
+        KernelState::Log(log) => KernelState::Log(short(log)),
+        KernelState::Lease(log) => KernelState::Lease(short(log)),
         other => other.clone(),
     });
     KeyState::from_states(states.collect())
@@ -596,7 +601,7 @@ mod tests {
             burst: 5,
         });
         let address = |cell: &KeyState| match &cell.states()[0] {
-            State::Log(log) => std::ptr::from_ref::<LogState>(log),
+            KernelState::Log(log) => std::ptr::from_ref::<LogState>(log),
             other => panic!("not a log: {other:?}"),
         };
         let hourly = log(100, 3_600);

@@ -11,8 +11,8 @@ use super::Shard;
 use crate::{
     algorithm::RetryAfter,
     eval::{Charge, Effect},
-    hash_table::Key,
-    memory::{WhenFull, entry::Entry},
+    hash_table::TableKey,
+    memory::{WhenFull, key_entry::KeyEntry},
     time::{Span, Timestamp},
 };
 
@@ -20,8 +20,8 @@ use crate::{
 const SAMPLE: usize = 8;
 
 /// The retry delay for a new key whose home slot is
-/// [crowded](crate::hash_table::Table::is_crowded). It is a constant, because it is unknown when
-/// an entry near the home slot will be removed.
+/// [crowded](crate::hash_table::HashTable::is_crowded). It is a constant, because it is unknown
+/// when an entry near the home slot will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -112,7 +112,7 @@ impl Shard {
             },
             None => Growth {
                 keys: 1,
-                bytes: Key::heap_bytes_of(charge.key) + charge.limits.new_entry_bytes(cost),
+                bytes: TableKey::heap_bytes_of(charge.key) + charge.limits.new_entry_bytes(cost),
             },
         }
     }
@@ -153,8 +153,9 @@ impl Shard {
     }
 
     /// Adds `growth` to the reservation. If `growth` does not fit, selects entries to evict:
-    /// expired entries and, under [`WhenFull::Evict`], entries that are not [hot](Entry::is_hot).
-    /// Inspects at most [`SAMPLE`] entries, and never selects the entry of a key in `decided`.
+    /// expired entries and, under [`WhenFull::Evict`], entries that are not
+    /// [hot](KeyEntry::is_hot). Inspects at most [`SAMPLE`] entries, and never selects the entry of
+    /// a key in `decided`.
     fn reserve(
         &mut self,
         growth: Growth,
@@ -255,7 +256,7 @@ impl Shard {
     pub(in crate::memory) fn make_room_for(
         &mut self,
         hash: u64,
-        entry: &Entry,
+        entry: &KeyEntry,
         now: Timestamp,
     ) -> bool {
         if self.entries.is_crowded(hash, 1) {

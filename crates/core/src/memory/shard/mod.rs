@@ -11,14 +11,14 @@ pub(super) use self::{
 use self::eviction::RoomReservation;
 use super::{
     MemoryStats,
-    entry::{Entry, LoadContext},
+    key_entry::{KeyEntry, LoadContext},
     pending::{EntryLocation, KeyLocation, PendingCharge},
     refund_ledger::{KeyRefunds, RefundLedger},
 };
 use crate::{
     algorithm::{Gcra, Outcome},
     eval::{Charge, ChargeRecord, Effect, Evaluation, FormerState, LoadedState},
-    hash_table::{self, RandomState, Table, hash_with},
+    hash_table::{self, HashTable, RandomState, hash_with},
     time::{CLOCK_JUMP, Timestamp},
 };
 
@@ -47,7 +47,7 @@ pub(super) struct Shard {
     pub(super) is_sealed: bool,
     /// Manual blocks; usually `None`.
     pub(super) blocks: Option<Box<Blocks>>,
-    pub(super) entries: Table<Entry>,
+    pub(super) entries: HashTable<KeyEntry>,
     pub(super) cold: Box<ColdFields>,
 }
 
@@ -95,7 +95,7 @@ impl Shard {
             block_count,
         };
         Self {
-            entries: Table::default(),
+            entries: HashTable::default(),
             cold: Box::new(cold),
             latest: Timestamp::default(),
             decisions: 0,
@@ -132,7 +132,7 @@ impl Shard {
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
         self.cold.rewound = now;
-        self.entries.iter_mut().for_each(Entry::mark_unclamped);
+        self.entries.iter_mut().for_each(KeyEntry::mark_unclamped);
         if let Some(blocks) = &mut self.blocks {
             blocks.clamp(now);
         }
@@ -214,7 +214,7 @@ impl Shard {
     }
 
     /// Takes the state of the charge's key out of its entry. If `effect` is read-only, takes a
-    /// copy, unless the decision can use the state itself (see [`Entry::can_be_lent`]).
+    /// copy, unless the decision can use the state itself (see [`KeyEntry::can_be_lent`]).
     #[inline]
     pub(super) fn open<'c>(
         &mut self,
@@ -343,7 +343,7 @@ impl Shard {
             let fingerprint = pending.charge.limits.fingerprint();
             self.insert(
                 pending.location.hash,
-                Entry::new(
+                KeyEntry::new(
                     pending.charge.key,
                     pending.evaluation.key_state,
                     fingerprint,
@@ -388,7 +388,7 @@ impl Shard {
 
     /// Inserts a key from a snapshot, unless it is already in the shard, has expired, or does not
     /// fit. Returns whether the key was inserted.
-    pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
+    pub(super) fn restore(&mut self, hash: u64, entry: KeyEntry, now: Timestamp) -> bool {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
         let fits = is_wanted && self.make_room_for(hash, &entry, now);
         if fits {
@@ -403,7 +403,7 @@ impl Shard {
         fits
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &KeyEntry> {
         self.entries.iter()
     }
 
@@ -421,10 +421,10 @@ impl Shard {
         self.entries.find(hash, key)
     }
 
-    fn insert(&mut self, hash: u64, entry: Entry) {
+    fn insert(&mut self, hash: u64, entry: KeyEntry) {
         self.cold.heap_bytes += entry.heap_bytes();
         let hasher = &self.cold.hasher;
-        let hash_of = |entry: &Entry| hash_with(hasher, entry.key());
+        let hash_of = |entry: &KeyEntry| hash_with(hasher, entry.key());
         self.entries.insert(hash, entry, hash_of);
     }
 
@@ -474,7 +474,7 @@ mod tests {
     use crate::{
         Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
         MemoryStore, Receipt, RetryAfter, Settlement, Span, WhenFull,
-        algorithm::{ExactMicros, State},
+        algorithm::{ExactMicros, KernelState},
         notation,
     };
 
@@ -555,7 +555,7 @@ mod tests {
                     }
                 }
                 let shard = store.shards[0].0.lock();
-                let counted: usize = shard.entries().map(Entry::heap_bytes).sum();
+                let counted: usize = shard.entries().map(KeyEntry::heap_bytes).sum();
                 prop_assert_eq!(shard.cold.heap_bytes, counted);
                 prop_assert_eq!(shard.entries().count(), shard.entries.len());
             }
@@ -583,7 +583,7 @@ mod tests {
         let decide = |shard: &mut Shard, effect| {
             let located = shard.locate(&charge, alone, 7, now, effect).unwrap();
             let mut pending = shard.open(&charge, KeyLocation { hash: 7, located }, now, effect);
-            let taken = shard.entries().any(Entry::is_checked_out);
+            let taken = shard.entries().any(KeyEntry::is_checked_out);
             let admitted = pending.evaluate(now);
             pending.apply(admitted, now);
             let mut outcomes = Vec::new();
@@ -601,10 +601,13 @@ mod tests {
         decide(&mut shard, Effect::Charge);
         for left in (0..=88).rev() {
             let bytes = shard.bytes();
-            let key_state = shard.entries().next().and_then(Entry::key_state);
+            let key_state = shard.entries().next().and_then(KeyEntry::key_state);
             let (taken, peeked) = decide(&mut shard, Effect::Peek);
             assert!(taken && peeked.allowed && peeked.remaining == left * 10);
-            assert_eq!(shard.entries().next().and_then(Entry::key_state), key_state);
+            assert_eq!(
+                shard.entries().next().and_then(KeyEntry::key_state),
+                key_state
+            );
             assert_eq!(shard.bytes(), bytes, "no more than before");
             assert_eq!(decide(&mut shard, Effect::Charge).1, peeked);
         }
@@ -623,8 +626,8 @@ mod tests {
         let spread = |number: usize| (number as u64) << 17;
         let key_state = || limits[0].fresh();
         for number in 0..30_000 {
-            let entry = Entry::new(&key(number), key_state(), 0, false);
-            let hash_of = |entry: &Entry| {
+            let entry = KeyEntry::new(&key(number), key_state(), 0, false);
+            let hash_of = |entry: &KeyEntry| {
                 let bytes = entry.key().first_chunk().copied().unwrap_or_default();
                 spread(usize::from_le_bytes(bytes))
             };
@@ -641,7 +644,7 @@ mod tests {
             match shard.locate(&charge, alone, 7, now, Effect::Charge) {
                 Ok(_) => {
                     shard.finish(Effect::Peek);
-                    let entry = Entry::new(&key(inserted), key_state(), 0, false);
+                    let entry = KeyEntry::new(&key(inserted), key_state(), 0, false);
                     shard.entries.insert(7, entry, |_| 7);
                     inserted += 1;
                 }
@@ -655,12 +658,12 @@ mod tests {
         let restored = || {
             let mut key_state = key_state();
             for state in key_state.states_mut() {
-                *state = State::Gcra(ExactMicros {
+                *state = KernelState::Gcra(ExactMicros {
                     whole: now.as_micros() + 1,
                     part: 0,
                 });
             }
-            Entry::new(b"restored", key_state, 0, false)
+            KeyEntry::new(b"restored", key_state, 0, false)
         };
         assert!(!shard.restore(7, restored(), now));
         assert!(shard.restore(1 << 30, restored(), now));
@@ -732,7 +735,7 @@ mod tests {
             store.settle(&[charge], receipt, &[Settlement { unused }], now);
             let is_hot = store.shards.iter().any(|shard| {
                 let shard = shard.0.lock();
-                shard.entries().any(Entry::is_hot)
+                shard.entries().any(KeyEntry::is_hot)
             });
             assert_eq!(is_hot, unused == 0, "{unused}");
             store.reset(b"key");

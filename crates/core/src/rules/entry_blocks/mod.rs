@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use self::table::Table;
+use self::table::BlockTable;
 pub use self::target::{BlockedEntry, BlockedValue, EntryBlockTarget};
 use super::Request;
 use crate::{eval::BlockEnd, limit::bounds, time::Timestamp};
@@ -115,10 +115,10 @@ impl BlockLookup<'_> {
 /// All blocks by entries. Clones share the blocks, so a change through one clone takes effect in
 /// all clones.
 #[derive(Clone, Debug, Default)]
-pub struct EntryBlocks(Arc<Registry>);
+pub struct EntryBlocks(Arc<BlockRegistry>);
 
 #[derive(Debug, Default)]
-struct Registry {
+struct BlockRegistry {
     /// The number of blocks. Requests read only this number if there are no blocks.
     count: AtomicUsize,
     tables: RwLock<Tables>,
@@ -129,15 +129,15 @@ struct Registry {
 #[derive(Debug, Default)]
 struct Tables {
     /// The blocks that do not depend on a rule.
-    all: Table,
-    by_rule: HashMap<Box<str>, Table>,
+    all: BlockTable,
+    by_rule: HashMap<Box<str>, BlockTable>,
     /// No block ends before this instant; `None` if no block has an end. Without this field, every
     /// attempt to set a block when there are too many would scan all blocks for ended ones.
     earliest_end: Option<Timestamp>,
 }
 
 impl Tables {
-    fn of(&self, rule: Option<&str>) -> Option<&Table> {
+    fn of(&self, rule: Option<&str>) -> Option<&BlockTable> {
         match rule {
             None => Some(&self.all),
             Some(rule) => self.by_rule.get(rule),
@@ -194,7 +194,7 @@ impl Tables {
     }
 
     fn iter(&self) -> impl Iterator<Item = &StoredBlock> {
-        let of_rules = self.by_rule.values().flat_map(Table::iter);
+        let of_rules = self.by_rule.values().flat_map(BlockTable::iter);
         self.all.iter().chain(of_rules)
     }
 }

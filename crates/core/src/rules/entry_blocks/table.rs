@@ -28,13 +28,13 @@ use crate::{
 
 /// The kind of a blocked value: a text, or a network with a prefix length of an IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum BlockedValueKind {
     Text,
     Ipv4(u8),
     Ipv6(u8),
 }
 
-impl Kind {
+impl BlockedValueKind {
     fn of(value: &BlockedValue) -> Self {
         match value {
             BlockedValue::Text(_) => Self::Text,
@@ -44,24 +44,24 @@ impl Kind {
     }
 }
 
-/// The blocks of a [`Group`] whose values have the same kinds.
+/// The blocks of a [`BlockGroup`] whose values have the same kinds.
 #[derive(Debug)]
 struct Form {
-    kinds: Box<[Kind]>,
+    kinds: Box<[BlockedValueKind]>,
     blocks: HashMap<Box<[u8]>, StoredBlock, RandomState>,
 }
 
 /// The blocks on entries with the same names.
 #[derive(Debug)]
-struct Group {
+struct BlockGroup {
     names: Box<[Box<str>]>,
     forms: Vec<Form>,
 }
 
 /// The blocks of all rules, or of one rule.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    groups: Vec<Group>,
+pub(super) struct BlockTable {
+    groups: Vec<BlockGroup>,
 }
 
 /// The value of an entry of a request.
@@ -84,15 +84,15 @@ impl<'r> RequestValue<'r> {
 }
 
 /// The key of a block in the hash table of its form: the encoded values of its entries.
-type Key = SmallVec<[u8; 64]>;
+type BlockKey = SmallVec<[u8; 64]>;
 
-fn push_text(key: &mut Key, text: &str) {
+fn push_text(key: &mut BlockKey, text: &str) {
     let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
     key.extend_from_slice(&length.to_be_bytes());
     key.extend_from_slice(text.as_bytes());
 }
 
-fn push_address(key: &mut Key, address: IpAddr) {
+fn push_address(key: &mut BlockKey, address: IpAddr) {
     match address {
         IpAddr::V4(address) => key.extend_from_slice(&address.octets()),
         IpAddr::V6(address) => key.extend_from_slice(&address.octets()),
@@ -100,8 +100,8 @@ fn push_address(key: &mut Key, address: IpAddr) {
 }
 
 /// Returns the key of a target in its form's table.
-fn key_of(target: &EntryBlockTarget) -> Key {
-    let mut key = Key::new();
+fn key_of(target: &EntryBlockTarget) -> BlockKey {
+    let mut key = BlockKey::new();
     for entry in target.entries() {
         match &entry.value {
             BlockedValue::Text(text) => push_text(&mut key, text),
@@ -114,19 +114,23 @@ fn key_of(target: &EntryBlockTarget) -> Key {
 impl Form {
     /// Returns the block on a request with these `values`.
     fn find(&self, values: &[RequestValue<'_>], now: Timestamp) -> Option<&StoredBlock> {
-        let mut key = Key::new();
+        let mut key = BlockKey::new();
         for (kind, value) in self.kinds.iter().zip(values) {
             match (*kind, value.net) {
-                (Kind::Text, _) => push_text(&mut key, value.text),
-                (Kind::Ipv4(length), Some(IpNet::V4(net))) if net.prefix_len() >= length => {
+                (BlockedValueKind::Text, _) => push_text(&mut key, value.text),
+                (BlockedValueKind::Ipv4(length), Some(IpNet::V4(net)))
+                    if net.prefix_len() >= length =>
+                {
                     let net = IpNet::new(net.addr().into(), length).ok()?;
                     push_address(&mut key, net.network());
                 }
-                (Kind::Ipv6(length), Some(IpNet::V6(net))) if net.prefix_len() >= length => {
+                (BlockedValueKind::Ipv6(length), Some(IpNet::V6(net)))
+                    if net.prefix_len() >= length =>
+                {
                     let net = IpNet::new(net.addr().into(), length).ok()?;
                     push_address(&mut key, net.network());
                 }
-                (Kind::Ipv4(_) | Kind::Ipv6(_), _) => return None,
+                (BlockedValueKind::Ipv4(_) | BlockedValueKind::Ipv6(_), _) => return None,
             }
         }
         let found = self.blocks.get(&*key);
@@ -134,7 +138,7 @@ impl Form {
     }
 }
 
-impl Group {
+impl BlockGroup {
     fn is_of(&self, target: &EntryBlockTarget) -> bool {
         let names = target.entries().iter().map(|entry| &entry.name);
         self.names.iter().eq(names)
@@ -151,7 +155,7 @@ impl Group {
     }
 }
 
-impl Table {
+impl BlockTable {
     pub(super) fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
@@ -198,7 +202,7 @@ impl Table {
         let at = self.groups.iter().position(|group| group.is_of(target));
         let at = at.unwrap_or_else(|| {
             let names = target.entries().iter().map(|entry| entry.name.clone());
-            self.groups.push(Group {
+            self.groups.push(BlockGroup {
                 names: names.collect(),
                 forms: Vec::new(),
             });
@@ -255,6 +259,9 @@ impl Table {
     }
 }
 
-fn kinds(target: &EntryBlockTarget) -> impl Iterator<Item = Kind> {
-    target.entries().iter().map(|entry| Kind::of(&entry.value))
+fn kinds(target: &EntryBlockTarget) -> impl Iterator<Item = BlockedValueKind> {
+    target
+        .entries()
+        .iter()
+        .map(|entry| BlockedValueKind::of(&entry.value))
 }

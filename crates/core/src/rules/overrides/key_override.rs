@@ -5,7 +5,7 @@ use super::{
     stored::{Generation, StoredOverride},
 };
 use crate::{
-    hash_table::{Distance, Key, TableEntry},
+    hash_table::{Distance, TableEntry, TableKey},
     rules::key,
 };
 
@@ -14,7 +14,7 @@ use crate::{
 #[repr(align(64))]
 pub(super) struct KeyOverride {
     /// The bytes of the key after its scope.
-    pub(super) key: Key,
+    pub(super) key: TableKey,
     pub(super) stored: StoredOverride,
     pub(super) generation: Generation,
     distance: Distance,
@@ -33,7 +33,7 @@ impl KeyOverride {
         generation: Generation,
     ) -> Self {
         Self {
-            key: Key::new(key),
+            key: TableKey::new(key),
             stored,
             generation,
             distance: Distance::default(),

@@ -3,7 +3,7 @@
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::key_override::KeyOverride;
-use crate::hash_table::Table;
+use crate::hash_table::HashTable;
 
 /// The number of shards of a large table, so that a change locks only one shard.
 const SHARDS: usize = 64;
@@ -12,16 +12,16 @@ const SHARDS: usize = 64;
 /// takes the memory of a single table, which is at least 4.2 KiB.
 const SPLIT_AT: usize = 1_024;
 
-type Shard = RwLock<Table<KeyOverride>>;
+type OverrideShard = RwLock<HashTable<KeyOverride>>;
 
 /// A concurrent hash table of overrides. It starts with a single table. A large table is split once
 /// into shards, and stays split.
 #[derive(Debug, Default)]
 pub(super) struct KeyOverrides {
     /// The table before the split; empty after it.
-    first: Shard,
+    first: OverrideShard,
     /// Set by the split, while `first` is locked.
-    shards: OnceLock<Box<[Shard]>>,
+    shards: OnceLock<Box<[OverrideShard]>>,
 }
 
 impl KeyOverrides {
@@ -36,7 +36,7 @@ impl KeyOverrides {
 
     /// Locks the table in which the key with this hash is, or would be.
     #[inline]
-    pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, Table<KeyOverride>> {
+    pub(super) fn read(&self, hash: u64) -> RwLockReadGuard<'_, HashTable<KeyOverride>> {
         loop {
             let shard = self.shard(hash);
             let table = read(shard);
@@ -48,7 +48,7 @@ impl KeyOverrides {
     }
 
     /// Locks the table in which the key with this hash is, or would be, to change it.
-    pub(super) fn write(&self, hash: u64) -> RwLockWriteGuard<'_, Table<KeyOverride>> {
+    pub(super) fn write(&self, hash: u64) -> RwLockWriteGuard<'_, HashTable<KeyOverride>> {
         loop {
             let shard = self.shard(hash);
             let table = write(shard);
@@ -80,7 +80,7 @@ impl KeyOverrides {
     }
 
     /// Calls `visit` with each table.
-    pub(super) fn for_each_table(&self, mut visit: impl FnMut(&Table<KeyOverride>)) {
+    pub(super) fn for_each_table(&self, mut visit: impl FnMut(&HashTable<KeyOverride>)) {
         let first = read(&self.first);
         let Some(shards) = self.shards.get() else {
             return visit(&first);
@@ -90,7 +90,7 @@ impl KeyOverrides {
     }
 
     /// Calls `change` with each table.
-    pub(super) fn change_each_table(&self, mut change: impl FnMut(&mut Table<KeyOverride>)) {
+    pub(super) fn change_each_table(&self, mut change: impl FnMut(&mut HashTable<KeyOverride>)) {
         let mut first = write(&self.first);
         let Some(shards) = self.shards.get() else {
             return change(&mut first);
@@ -107,7 +107,7 @@ impl KeyOverrides {
     }
 
     #[inline]
-    fn shard(&self, hash: u64) -> &Shard {
+    fn shard(&self, hash: u64) -> &OverrideShard {
         match self.shards.get() {
             Some(shards) => &shards[shard_index(hash)],
             None => &self.first,
@@ -120,7 +120,7 @@ impl KeyOverrides {
         if self.shards.get().is_some() {
             return;
         }
-        let mut tables: Vec<_> = (0..SHARDS).map(|_| Table::default()).collect();
+        let mut tables: Vec<_> = (0..SHARDS).map(|_| HashTable::default()).collect();
         std::mem::take(&mut *first).into_entries(|known| {
             let hash = hash_of(&known);
             tables[shard_index(hash)].insert(hash, known, &hash_of);
@@ -139,11 +139,11 @@ fn shard_index(hash: u64) -> usize {
 }
 
 // No code panics while it holds a lock, so the lock cannot be poisoned.
-fn read(shard: &Shard) -> RwLockReadGuard<'_, Table<KeyOverride>> {
+fn read(shard: &OverrideShard) -> RwLockReadGuard<'_, HashTable<KeyOverride>> {
     shard.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(shard: &Shard) -> RwLockWriteGuard<'_, Table<KeyOverride>> {
+fn write(shard: &OverrideShard) -> RwLockWriteGuard<'_, HashTable<KeyOverride>> {
     shard.write().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -135,10 +135,10 @@ impl std::error::Error for OverrideError {}
 /// The overrides of all rules. Clones share the overrides, so a change through one clone takes
 /// effect in all clones.
 #[derive(Clone, Debug, Default)]
-pub struct Overrides(Arc<Registry>);
+pub struct Overrides(Arc<OverrideRegistry>);
 
 #[derive(Debug, Default)]
-struct Registry {
+struct OverrideRegistry {
     by_rule: Mutex<HashMap<Box<str>, Arc<RuleOverrides>>>,
     count: AtomicUsize,
     filter: Arc<KeyFilter>,

@@ -40,14 +40,14 @@ use crate::{limit::bounds, rules::RuleError};
 /// assert_eq!(Pattern::regex("v[12]").unwrap(), Pattern::regex("v[12]").unwrap()); // written alike
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pattern(Kind);
+pub struct Pattern(PatternKind);
 
 /// The kind of a pattern, which determines how it is matched and indexed.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::rules) enum Kind {
+pub(in crate::rules) enum PatternKind {
     Exact(Box<str>),
     Glob(Glob),
-    Regex(Expression),
+    Regex(RegexPattern),
     Cidr(CidrSet),
     Route(Route),
     Present,
@@ -58,13 +58,13 @@ pub(in crate::rules) enum Kind {
 
 /// A regular expression for a whole value. Two expressions are equal if their sources are equal.
 #[derive(Clone, Debug)]
-pub(in crate::rules) struct Expression {
+pub(in crate::rules) struct RegexPattern {
     source: Box<str>,
     regex: Regex,
     literals: Arc<[Literals]>,
 }
 
-impl Expression {
+impl RegexPattern {
     /// Returns the expression as written in the rules file.
     pub(in crate::rules) fn as_str(&self) -> &str {
         &self.source
@@ -76,7 +76,7 @@ impl Expression {
     }
 }
 
-impl PartialEq for Expression {
+impl PartialEq for RegexPattern {
     fn eq(&self, other: &Self) -> bool {
         self.source == other.source
     }
@@ -97,7 +97,7 @@ impl Pattern {
     /// any value can be.
     pub fn text(text: &str) -> Result<Self, RuleError> {
         if text.contains('*') {
-            return Glob::new(text).map(|glob| Self(Kind::Glob(glob)));
+            return Glob::new(text).map(|glob| Self(PatternKind::Glob(glob)));
         }
         Self::exact(text)
     }
@@ -117,7 +117,7 @@ impl Pattern {
             );
             return Err(RuleError::new("", problem));
         }
-        Ok(Self(Kind::Exact(text.into())))
+        Ok(Self(PatternKind::Exact(text.into())))
     }
 
     /// Creates a pattern that matches the regular expression `source` against the whole value. To
@@ -140,7 +140,7 @@ impl Pattern {
         let hir = syntax::parse(source).map_err(|error| not_a_regex(&error.to_string()))?;
         let literals = literals::of(&hir).into();
         let regex = compile(hir)?;
-        Ok(Self(Kind::Regex(Expression {
+        Ok(Self(PatternKind::Regex(RegexPattern {
             source: source.into(),
             regex,
             literals,
@@ -155,7 +155,7 @@ impl Pattern {
     ///
     /// Rejects an empty list, an invalid network, and a network with host bits set.
     pub fn networks(networks: &[&str]) -> Result<Self, RuleError> {
-        CidrSet::new(networks).map(|nets| Self(Kind::Cidr(nets)))
+        CidrSet::new(networks).map(|nets| Self(PatternKind::Cidr(nets)))
     }
 
     /// Creates a pattern that matches the path `text` or, if `text` contains a `*`, the glob
@@ -167,14 +167,14 @@ impl Pattern {
     /// Rejects a string that contains `;`, `?` or `#`, or that does not begin with a slash. Also
     /// rejects everything that [`Self::text`] rejects.
     pub fn route(text: &str) -> Result<Self, RuleError> {
-        Route::new(text).map(|route| Self(Kind::Route(route)))
+        Route::new(text).map(|route| Self(PatternKind::Route(route)))
     }
 
     /// Creates a pattern that matches if the entry is present, with any value, including an empty
     /// string.
     #[must_use]
     pub fn present() -> Self {
-        Self(Kind::Present)
+        Self(PatternKind::Present)
     }
 
     /// Creates a pattern that matches if the entry is absent.
@@ -195,7 +195,7 @@ impl Pattern {
             Err(patterns) => {
                 for pattern in patterns {
                     match pattern.0 {
-                        Kind::Exact(text) => drop(exact.insert(text)),
+                        PatternKind::Exact(text) => drop(exact.insert(text)),
                         _ => others.push(pattern),
                     }
                 }
@@ -207,7 +207,7 @@ impl Pattern {
                 "an empty list matches nothing; name at least one value",
             ));
         }
-        Self(Kind::Any(Alternatives::new(exact, others))).not_too_deep()
+        Self(PatternKind::Any(Alternatives::new(exact, others))).not_too_deep()
     }
 
     /// Creates a pattern that matches if all of `patterns` match.
@@ -221,7 +221,7 @@ impl Pattern {
             Err(patterns) if patterns.is_empty() => {
                 Err(RuleError::new("", "is empty; name at least one condition"))
             }
-            Err(patterns) => Self(Kind::All(patterns)).not_too_deep(),
+            Err(patterns) => Self(PatternKind::All(patterns)).not_too_deep(),
         }
     }
 
@@ -230,8 +230,8 @@ impl Pattern {
     #[must_use]
     pub fn negated(self) -> Self {
         match self.0 {
-            Kind::Not(inner) => *inner,
-            kind => Self(Kind::Not(Box::new(Self(kind)))),
+            PatternKind::Not(inner) => *inner,
+            kind => Self(PatternKind::Not(Box::new(Self(kind)))),
         }
     }
 
@@ -250,27 +250,29 @@ impl Pattern {
             return false;
         }
         match &self.0 {
-            Kind::Exact(text) => value == Some(text),
-            Kind::Glob(glob) => value.is_some_and(|value| glob.matches(value)),
-            Kind::Regex(regex) => value.is_some_and(|value| regex.regex.is_match(value)),
-            Kind::Cidr(nets) => value.is_some_and(|value| nets.contains(value)),
-            Kind::Route(route) => value.is_some_and(|value| route.matches(value)),
-            Kind::Present => value.is_some(),
-            Kind::Any(any) => any.evaluate(value, work),
-            Kind::All(patterns) => patterns.iter().all(|pattern| pattern.evaluate(value, work)),
-            Kind::Not(pattern) => !pattern.evaluate(value, work),
+            PatternKind::Exact(text) => value == Some(text),
+            PatternKind::Glob(glob) => value.is_some_and(|value| glob.matches(value)),
+            PatternKind::Regex(regex) => value.is_some_and(|value| regex.regex.is_match(value)),
+            PatternKind::Cidr(nets) => value.is_some_and(|value| nets.contains(value)),
+            PatternKind::Route(route) => value.is_some_and(|value| route.matches(value)),
+            PatternKind::Present => value.is_some(),
+            PatternKind::Any(any) => any.evaluate(value, work),
+            PatternKind::All(patterns) => {
+                patterns.iter().all(|pattern| pattern.evaluate(value, work))
+            }
+            PatternKind::Not(pattern) => !pattern.evaluate(value, work),
         }
     }
 
     /// Returns the maximum number of pattern evaluations for matching one value.
     pub(in crate::rules) fn weight(&self) -> usize {
         match (&self.0, self.effort()) {
-            (Kind::Any(any), _) => any.weight(),
-            (Kind::All(patterns), _) => patterns
+            (PatternKind::Any(any), _) => any.weight(),
+            (PatternKind::All(patterns), _) => patterns
                 .iter()
                 .map(Self::weight)
                 .fold(0, usize::saturating_add),
-            (Kind::Not(pattern), _) => pattern.weight(),
+            (PatternKind::Not(pattern), _) => pattern.weight(),
             (_, effort) => effort.map_or(0, Effort::most),
         }
     }
@@ -279,29 +281,31 @@ impl Pattern {
     /// counted separately.
     fn effort(&self) -> Option<Effort> {
         match &self.0 {
-            Kind::Exact(_) | Kind::Cidr(_) | Kind::Present => Some(Effort::Constant),
-            Kind::Glob(glob) => Some(glob.effort()),
-            Kind::Regex(_) | Kind::Route(_) => Some(Effort::Linear),
-            Kind::Any(_) | Kind::All(_) | Kind::Not(_) => None,
+            PatternKind::Exact(_) | PatternKind::Cidr(_) | PatternKind::Present => {
+                Some(Effort::Constant)
+            }
+            PatternKind::Glob(glob) => Some(glob.effort()),
+            PatternKind::Regex(_) | PatternKind::Route(_) => Some(Effort::Linear),
+            PatternKind::Any(_) | PatternKind::All(_) | PatternKind::Not(_) => None,
         }
     }
 
-    pub(in crate::rules) fn kind(&self) -> &Kind {
+    pub(in crate::rules) fn kind(&self) -> &PatternKind {
         &self.0
     }
 
     fn depth(&self) -> usize {
         let deepest = |patterns: &[Self]| patterns.iter().map(Self::depth).max().unwrap_or(0);
         match &self.0 {
-            Kind::Any(any) => 1 + deepest(any.others()),
-            Kind::All(patterns) => 1 + deepest(patterns),
-            Kind::Not(pattern) => 1 + pattern.depth(),
-            Kind::Exact(_)
-            | Kind::Glob(_)
-            | Kind::Regex(_)
-            | Kind::Cidr(_)
-            | Kind::Route(_)
-            | Kind::Present => 1,
+            PatternKind::Any(any) => 1 + deepest(any.others()),
+            PatternKind::All(patterns) => 1 + deepest(patterns),
+            PatternKind::Not(pattern) => 1 + pattern.depth(),
+            PatternKind::Exact(_)
+            | PatternKind::Glob(_)
+            | PatternKind::Regex(_)
+            | PatternKind::Cidr(_)
+            | PatternKind::Route(_)
+            | PatternKind::Present => 1,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use super::{Kind, Pattern};
+use super::{Pattern, PatternKind};
 use crate::rules::RuleError;
 
 /// A path or glob that ignores letter case, trailing slashes, path parameters (`;name=value`) and
@@ -46,8 +46,8 @@ impl Route {
 
     pub(in crate::rules) fn matches(&self, value: &str) -> bool {
         match self.inner.kind() {
-            Kind::Glob(glob) => glob.matches(&form(value)),
-            Kind::Exact(text) => form(value) == **text,
+            PatternKind::Glob(glob) => glob.matches(&form(value)),
+            PatternKind::Exact(text) => form(value) == **text,
             _ => false,
         }
     }

@@ -5,7 +5,9 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
 use ipnet::IpNet;
 
-use crate::rules::pattern::{Kind, Pattern, cidr::address, glob::Glob, literals::Literals, route};
+use crate::rules::pattern::{
+    Pattern, PatternKind, cidr::address, glob::Glob, literals::Literals, route,
+};
 
 /// The maximum length of a prefix or suffix under which an item is filed. This maximum bounds the
 /// number of lookups for a value.
@@ -270,23 +272,23 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
 /// absent entry.
 pub(in crate::rules) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
     match pattern.kind() {
-        Kind::Exact(value) => vec![vec![Criterion::Value(value)]],
-        Kind::Glob(glob) => ways_of_glob(glob),
-        Kind::Regex(expression) => {
+        PatternKind::Exact(value) => vec![vec![Criterion::Value(value)]],
+        PatternKind::Glob(glob) => ways_of_glob(glob),
+        PatternKind::Regex(expression) => {
             let mut ways: Vec<_> = expression.literals().iter().map(ways_of_literals).collect();
             ways.push(vec![Criterion::Presence]);
             ways
         }
-        Kind::Route(route) => {
+        PatternKind::Route(route) => {
             let of_form = |way: Vec<_>| way.into_iter().map(|on| Criterion::Route(Box::new(on)));
             let ways = ways_of(route.inner()).into_iter();
             ways.map(|way| of_form(way).collect()).collect()
         }
-        Kind::Cidr(nets) => vec![nets.iter().copied().map(Criterion::Net).collect()],
-        Kind::Present => vec![vec![Criterion::Presence]],
-        Kind::Any(any) => ways_of_any(any.exact().map(|value| &**value), any.others()),
-        Kind::All(patterns) => patterns.iter().flat_map(ways_of).collect(),
-        Kind::Not(_) => Vec::new(),
+        PatternKind::Cidr(nets) => vec![nets.iter().copied().map(Criterion::Net).collect()],
+        PatternKind::Present => vec![vec![Criterion::Presence]],
+        PatternKind::Any(any) => ways_of_any(any.exact().map(|value| &**value), any.others()),
+        PatternKind::All(patterns) => patterns.iter().flat_map(ways_of).collect(),
+        PatternKind::Not(_) => Vec::new(),
     }
 }
 

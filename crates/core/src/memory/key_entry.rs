@@ -1,9 +1,9 @@
 //! A key's entry in the hash table: 48 bytes, with short keys and simple states stored inline.
 
 use crate::{
-    algorithm::{ExactMicros, IntervalState, State, WindowState},
+    algorithm::{ExactMicros, IntervalState, KernelState, WindowState},
     eval::{ChargeRecord, KeyState, Limits, LoadedState},
-    hash_table::{Distance, Key, TableEntry},
+    hash_table::{Distance, TableEntry, TableKey},
     time::Timestamp,
 };
 
@@ -19,8 +19,8 @@ pub(super) struct LoadContext {
 
 /// A key and its state.
 #[derive(Debug)]
-pub(super) struct Entry {
-    key: Key,
+pub(super) struct KeyEntry {
+    key: TableKey,
     packed: PackedState,
     /// The fingerprint of the limits under which the state was written, plus the
     /// [`Self::UNCLAMPED`] bit.
@@ -32,11 +32,11 @@ pub(super) struct Entry {
 }
 
 const _: () = assert!(
-    size_of::<Option<Entry>>() == 48,
+    size_of::<Option<KeyEntry>>() == 48,
     "with a million keys, every byte counts"
 );
 
-impl Entry {
+impl KeyEntry {
     /// A bit that marks a state as possibly written while the clock was ahead. A marked state is
     /// clamped when it is next loaded: instants in its future are moved back.
     ///
@@ -47,7 +47,7 @@ impl Entry {
 
     pub(super) fn new(key: &[u8], key_state: KeyState, fingerprint: u32, is_hot: bool) -> Self {
         Self {
-            key: Key::new(key),
+            key: TableKey::new(key),
             packed: PackedState::new(key_state),
             fingerprint,
             is_hot,
@@ -240,7 +240,7 @@ impl Entry {
     }
 }
 
-impl TableEntry for Entry {
+impl TableEntry for KeyEntry {
     #[inline]
     fn is_of(&self, key: &[u8]) -> bool {
         self.key.is(key)
@@ -280,14 +280,14 @@ impl PackedState {
     #[inline]
     fn new(key_state: KeyState) -> Self {
         match &key_state {
-            KeyState::One(State::Gcra(tat)) => Self::gcra(*tat),
-            KeyState::One(State::Interval(IntervalState { last, full_at })) => {
+            KeyState::One(KernelState::Gcra(tat)) => Self::gcra(*tat),
+            KeyState::One(KernelState::Interval(IntervalState { last, full_at })) => {
                 u32::try_from(*last).ok().map(|last| Self::Interval {
                     last,
                     full_at: *full_at,
                 })
             }
-            KeyState::One(State::Window(WindowState { count, end })) => u32::try_from(*count)
+            KeyState::One(KernelState::Window(WindowState { count, end })) => u32::try_from(*count)
                 .ok()
                 .map(|count| Self::Window { count, end: *end }),
             _ => None,
@@ -307,15 +307,15 @@ impl PackedState {
     #[inline]
     fn unpack(self) -> Option<KeyState> {
         Some(KeyState::One(match self {
-            Self::Gcra { part, whole } => State::Gcra(ExactMicros {
+            Self::Gcra { part, whole } => KernelState::Gcra(ExactMicros {
                 part: u64::from(part),
                 whole,
             }),
-            Self::Interval { last, full_at } => State::Interval(IntervalState {
+            Self::Interval { last, full_at } => KernelState::Interval(IntervalState {
                 last: u64::from(last),
                 full_at,
             }),
-            Self::Window { count, end } => State::Window(WindowState {
+            Self::Window { count, end } => KernelState::Window(WindowState {
                 count: u64::from(count),
                 end,
             }),
