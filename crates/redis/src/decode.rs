@@ -348,14 +348,14 @@ pub(crate) enum CheckReply {
     OutsideCalendar { now: Timestamp },
     /// The slot of the keys is migrating and some keys are already on another node; nothing was
     /// decided.
-    SplitSlot,
+    SplitHashSlot,
 }
 
 impl CheckReply {
     /// Returns the server's time, if the script ran.
     pub(crate) fn now(&self) -> Option<Timestamp> {
         match self {
-            Self::SplitSlot => None,
+            Self::SplitHashSlot => None,
             Self::Decided { now, .. }
             | Self::Blocked { now, .. }
             | Self::Outdated { now, .. }

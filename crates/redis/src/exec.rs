@@ -15,7 +15,7 @@ pub(crate) enum ExecError {
     /// The script did not run. Another attempt may succeed.
     NotExecuted(String),
     /// The script did not run, because some of its keys have already migrated to another node.
-    SplitSlot(String),
+    SplitHashSlot(String),
     /// The script may have run. The store never sends such a call again.
     Unknown(String),
     /// The server refuses the call, and will refuse it again.
@@ -28,7 +28,7 @@ impl ExecError {
     /// Converts the error to a [`StoreError`] about the keys of `call`.
     pub(crate) fn into_store_error(self, call: &Call) -> StoreError {
         match self {
-            Self::NotExecuted(problem) | Self::SplitSlot(problem) => {
+            Self::NotExecuted(problem) | Self::SplitHashSlot(problem) => {
                 StoreError::NotExecuted(problem)
             }
             Self::Unknown(problem) => StoreError::Unknown(problem),
@@ -150,7 +150,7 @@ pub(crate) fn parse_reply(reply: Value) -> Result<Reply, ExecError> {
     };
     let problem = RedisError::from(error).to_string();
     Err(match kind {
-        Some(ServerErrorKind::TryAgain) => ExecError::SplitSlot(problem),
+        Some(ServerErrorKind::TryAgain) => ExecError::SplitHashSlot(problem),
         Some(
             ServerErrorKind::BusyLoading
             | ServerErrorKind::ClusterDown

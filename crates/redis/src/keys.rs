@@ -112,7 +112,7 @@ impl RedisStore {
 
 fn store_error(error: ExecError) -> StoreError {
     match error {
-        ExecError::NotExecuted(problem) | ExecError::SplitSlot(problem) => {
+        ExecError::NotExecuted(problem) | ExecError::SplitHashSlot(problem) => {
             StoreError::NotExecuted(problem)
         }
         // A read-only command can be repeated, so it does not matter whether it was executed.

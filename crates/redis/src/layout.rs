@@ -25,7 +25,7 @@
 
 use std::sync::LazyLock;
 
-use crate::client::{SLOTS, hash_slot};
+use crate::client::{HASH_SLOTS, hash_slot};
 
 /// Length in bytes of the scope at the start of a rule's key. The scope identifies the rule.
 const SCOPE_BYTES: usize = 8;
@@ -74,7 +74,7 @@ const GUARD_BYTES: usize = 46;
 
 /// For each hash slot, a number that, as a hash tag, hashes to the slot.
 static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
-    let mut tags = vec![None; usize::from(SLOTS)];
+    let mut tags = vec![None; usize::from(HASH_SLOTS)];
     let mut missing = tags.len();
     for number in 0.. {
         let slot = usize::from(hash_slot(number.to_string().as_bytes()));

@@ -116,7 +116,9 @@ impl RedisStore {
     /// nodes because their slot is migrating, each key is renewed in a separate call.
     async fn run_renewal(&self, call: &Call) -> Result<Vec<ChargeRenewal>, StoreError> {
         let calls = match self.run_once(call).await {
-            Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => call.split_by_key(SHARED_ARGS),
+            Err(ExecError::SplitHashSlot(_)) if call.keys.len() > 1 => {
+                call.split_by_key(SHARED_ARGS)
+            }
             reply => return renewals(reply.map_err(|error| error.into_store_error(call))?, call),
         };
         let mut all = Vec::with_capacity(calls.len());

@@ -8,7 +8,7 @@ use redis::Cmd;
 use super::{
     Address, Redis, Routes,
     node::Node,
-    pipeline::{Command, NoReply},
+    pipeline::{NoReply, PipelinedCommand},
 };
 use crate::{
     call::{Call, Reply},
@@ -58,7 +58,7 @@ impl Executor for Redis {
         command: Cmd,
     ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>> {
         Box::pin(async move {
-            let command = Command {
+            let command = PipelinedCommand {
                 cmd: command,
                 on_late_reply: None,
             };
@@ -85,7 +85,7 @@ fn name(node: &Arc<Node>) -> String {
 impl Redis {
     async fn call(&self, call: &Call) -> Result<Reply, ExecError> {
         let key = call.keys.first().map_or(&[][..], Vec::as_slice);
-        let command = |text| Command {
+        let command = |text| PipelinedCommand {
             cmd: exec::command(call, text),
             on_late_reply: call.on_late_reply.clone(),
         };

@@ -1,7 +1,7 @@
 //! Maps keys to the 16,384 slots of a cluster.
 
 /// Number of slots in a cluster.
-pub(crate) const SLOTS: u16 = 16_384;
+pub(crate) const HASH_SLOTS: u16 = 16_384;
 
 /// Returns the slot of `key`. Hashes only the part between the first `{` and the next `}`, unless
 /// that part is empty.
@@ -11,7 +11,7 @@ pub(crate) fn hash_slot(key: &[u8]) -> u16 {
         let close = rest.iter().position(|byte| *byte == b'}')?;
         (close > 0).then(|| &rest[..close])
     });
-    crc16(tagged.unwrap_or(key)) % SLOTS
+    crc16(tagged.unwrap_or(key)) % HASH_SLOTS
 }
 
 /// CRC-16/XMODEM: polynomial 0x1021, initial value zero, not reflected.
@@ -55,10 +55,10 @@ mod tests {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(hash_slot(b"foo"), 12_182);
         assert_eq!(hash_slot(b"{user1000}.following"), hash_slot(b"user1000"));
-        assert_eq!(hash_slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(hash_slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % HASH_SLOTS);
         assert_eq!(hash_slot(b"foo{{bar}}zap"), hash_slot(b"{bar"));
         assert_eq!(hash_slot(b"foo{bar}{zap}"), hash_slot(b"bar"));
-        assert_eq!(hash_slot(b"{open"), crc16(b"{open") % SLOTS);
+        assert_eq!(hash_slot(b"{open"), crc16(b"{open") % HASH_SLOTS);
         assert_eq!(hash_slot(b""), 0);
     }
 }

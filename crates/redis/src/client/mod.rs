@@ -20,12 +20,12 @@ use std::{sync::Arc, time::Duration};
 use redis::Value;
 use tokio::runtime::Handle;
 
-pub(crate) use self::hash_slot::{SLOTS, hash_slot};
+pub(crate) use self::hash_slot::{HASH_SLOTS, hash_slot};
 use self::{
     cluster::Cluster,
     handshake::ServerKind,
     node::{AddressSource, Node},
-    pipeline::{Command, ReplyResult},
+    pipeline::{PipelinedCommand, ReplyResult},
     sentinel::Sentinels,
 };
 pub use self::{
@@ -97,7 +97,7 @@ impl Redis {
     }
 
     /// Sends a command to the server that owns the slot of `key`, within the decision timeout.
-    async fn send(&self, key: &[u8], command: Command) -> ReplyResult {
+    async fn send(&self, key: &[u8], command: PipelinedCommand) -> ReplyResult {
         let hash = u64::from(hash_slot(key));
         match &self.routes {
             Routes::Node(node) => {

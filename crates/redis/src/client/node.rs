@@ -34,7 +34,9 @@ use super::{
     breaker::{Breaker, ReconnectBackoff},
     error::ConnectError,
     handshake::{self, ServerKind},
-    pipeline::{self, BatchOutcome, Command, NoReply, QueuedCommand, ReplyResult, RequestQueue},
+    pipeline::{
+        self, BatchOutcome, NoReply, PipelinedCommand, QueuedCommand, ReplyResult, RequestQueue,
+    },
     sentinel::Sentinels,
     settings::{Address, RedisSettings},
 };
@@ -74,7 +76,7 @@ pub(super) struct Node {
 
 /// The connections to a server, while it is up.
 #[derive(Debug)]
-struct OpenConnections {
+struct NodeConnections {
     queues: Vec<RequestQueue>,
     /// One of the connections, for commands that are not decisions and therefore bypass the queue.
     unqueued: Option<MultiplexedConnection>,
@@ -83,7 +85,7 @@ struct OpenConnections {
 /// State shared by a node, its connections, and the task that opens these connections.
 #[derive(Debug, Default)]
 pub(super) struct NodeState {
-    connections: ArcSwapOption<OpenConnections>,
+    connections: ArcSwapOption<NodeConnections>,
     breaker: Breaker,
     error: Mutex<Option<ConnectError>>,
     /// A warning about a Redis setting that will eventually cause counts to be lost.
@@ -122,7 +124,12 @@ impl Node {
     ///
     /// Waits for the first connection attempt to a new server, but not for a server known to be
     /// down.
-    pub(super) async fn send(&self, hash: u64, command: Command, asking: bool) -> ReplyResult {
+    pub(super) async fn send(
+        &self,
+        hash: u64,
+        command: PipelinedCommand,
+        asking: bool,
+    ) -> ReplyResult {
         // Every decision runs this code, and reading the watch channel takes a lock. Therefore,
         // check the connections first.
         if !self.is_up() && !*self.was_attempted.borrow() {
@@ -345,7 +352,7 @@ async fn serve(
         tasks.spawn(pipeline::run(requests, connection, record));
         queues.push(queue);
     }
-    let open = OpenConnections { queues, unqueued };
+    let open = NodeConnections { queues, unqueued };
     state.connections.store(Some(Arc::new(open)));
     on_up();
     tokio::select! {

@@ -28,7 +28,7 @@ pub(super) type ReplyResult = Result<Value, NoReply>;
 
 /// A command, and the callback for a late reply.
 #[derive(Clone, Debug)]
-pub(super) struct Command {
+pub(super) struct PipelinedCommand {
     pub(super) cmd: Cmd,
     pub(super) on_late_reply: Option<OnLateReply>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Command {
 /// A request in a connection's queue.
 #[derive(Debug)]
 pub(super) struct QueuedCommand {
-    pub(super) command: Command,
+    pub(super) command: PipelinedCommand,
     /// Whether the slot is migrating to this node, so that `ASKING` must precede the command.
     pub(super) asking: bool,
     pub(super) reply: oneshot::Sender<ReplyResult>,

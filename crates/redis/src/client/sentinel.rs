@@ -49,7 +49,7 @@ pub(super) struct Sentinels {
 
 /// The report of one Sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Report {
+struct SentinelReport {
     address: Address,
     /// The configuration epoch; zero if the Sentinel does not report an epoch.
     epoch: u64,
@@ -99,7 +99,7 @@ impl Sentinels {
         loop {
             interval.tick().await;
             let (reports, _) = self.collect_reports(|_| false).await;
-            let current = Report {
+            let current = SentinelReport {
                 address: address.clone(),
                 epoch: self.epoch.load(Ordering::Relaxed),
             };
@@ -115,7 +115,7 @@ impl Sentinels {
 
     /// Returns whether a majority of the Sentinels names the same server, with an epoch that is not
     /// below `known`.
-    fn has_agreement(&self, reports: &[Report], known: u64) -> bool {
+    fn has_agreement(&self, reports: &[SentinelReport], known: u64) -> bool {
         reports.iter().any(|report| {
             report.epoch >= known && has_majority(reports, report, self.addresses.len())
         })
@@ -126,8 +126,8 @@ impl Sentinels {
     /// far.
     async fn collect_reports(
         &self,
-        enough: impl Fn(&[Report]) -> bool,
-    ) -> (Vec<Report>, Option<String>) {
+        enough: impl Fn(&[SentinelReport]) -> bool,
+    ) -> (Vec<SentinelReport>, Option<String>) {
         let queries = self.addresses.iter().map(|sentinel| self.query(sentinel));
         let mut queries: FuturesUnordered<_> = queries.collect();
         let (mut reports, mut problem) = (Vec::new(), None);
@@ -143,7 +143,7 @@ impl Sentinels {
         (reports, problem)
     }
 
-    async fn query(&self, sentinel: &Address) -> Result<Report, String> {
+    async fn query(&self, sentinel: &Address) -> Result<SentinelReport, String> {
         let replies = tokio::time::timeout(SENTINEL_TIMEOUT, self.send_query(sentinel));
         let replies = replies
             .await
@@ -168,7 +168,7 @@ impl Sentinels {
 }
 
 /// Parses the replies of a Sentinel.
-fn parse_report(sentinel: &Address, replies: &[Value]) -> Result<Report, String> {
+fn parse_report(sentinel: &Address, replies: &[Value]) -> Result<SentinelReport, String> {
     let named = match replies.first() {
         Some(Value::Array(parts)) => match parts.as_slice() {
             [host, port] => as_text(host).zip(as_text(port).and_then(|port| port.parse().ok())),
@@ -182,7 +182,7 @@ fn parse_report(sentinel: &Address, replies: &[Value]) -> Result<Report, String>
         _ => None,
     };
     let (host, port) = named.ok_or_else(|| format!("{sentinel} sent an unexpected reply"))?;
-    Ok(Report {
+    Ok(SentinelReport {
         address: sentinel.with_endpoint(&host, port),
         epoch: replies.get(1).and_then(parse_epoch).unwrap_or(0),
     })
@@ -207,8 +207,8 @@ fn parse_epoch(fields: &Value) -> Option<u64> {
 /// reports with equal epochs, chooses the server that most Sentinels report. A report with an epoch
 /// below `known` is used only if a majority of the `configured` Sentinels agrees with it. A
 /// majority can report a lower epoch after an operator has reconfigured all Sentinels.
-fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
-    let votes = |report: &&Report| {
+fn elect(reports: &[SentinelReport], configured: usize, known: u64) -> Option<SentinelReport> {
+    let votes = |report: &&SentinelReport| {
         let same = reports.iter().filter(|other| other == report);
         (report.epoch, same.count())
     };
@@ -224,7 +224,7 @@ fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
 }
 
 /// Returns whether another server must be used instead of the `current` primary, which still works.
-fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool {
+fn is_replaced(reports: &[SentinelReport], configured: usize, current: &SentinelReport) -> bool {
     let mut others = reports
         .iter()
         .filter(|report| report.address != current.address);
@@ -236,7 +236,7 @@ fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool 
 
 /// Returns whether a majority of the `configured` Sentinels names the server of `report`, with an
 /// epoch that is not below the epoch of `report`.
-fn has_majority(reports: &[Report], report: &Report, configured: usize) -> bool {
+fn has_majority(reports: &[SentinelReport], report: &SentinelReport, configured: usize) -> bool {
     let same = reports
         .iter()
         .filter(|other| other.address == report.address && other.epoch >= report.epoch);
@@ -247,8 +247,8 @@ fn has_majority(reports: &[Report], report: &Report, configured: usize) -> bool 
 mod tests {
     use super::*;
 
-    fn reports(of: &[(&str, u64)]) -> Vec<Report> {
-        let report = |(host, epoch): &(&str, u64)| Report {
+    fn reports(of: &[(&str, u64)]) -> Vec<SentinelReport> {
+        let report = |(host, epoch): &(&str, u64)| SentinelReport {
             address: Address::parse(&format!("redis://{host}:6379")).unwrap().0,
             epoch: *epoch,
         };

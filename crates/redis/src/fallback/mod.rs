@@ -39,7 +39,7 @@ use self::{
     denial_cache::{DecisionTime, DenialCache, Epoch},
     outage::{OutageLog, OutageTracker, OutageWatch},
     server_errors::ServerErrors,
-    stats::Counters,
+    stats::FallbackCounters,
 };
 pub use self::{outage::OutageChange, receipt::FallbackReceipt, stats::FallbackStats};
 use crate::{Redis, RedisStore, StoreError};
@@ -92,7 +92,7 @@ pub struct FallbackStore {
     local: Arc<MemoryStore>,
     settings: FallbackSettings,
     denial_cache: DenialCache,
-    counters: Counters,
+    counters: FallbackCounters,
     server_errors: Arc<ServerErrors>,
     outage: Arc<OutageTracker>,
     outage_log: Arc<OutageLog>,
@@ -136,7 +136,7 @@ impl FallbackStore {
             local,
             settings,
             denial_cache: DenialCache::default(),
-            counters: Counters::default(),
+            counters: FallbackCounters::default(),
             server_errors,
             outage,
             outage_log,

@@ -48,12 +48,12 @@ pub(super) struct OutageTracker {
     /// Whether there is an outage. Decisions by Redis check this flag first, so that they take no
     /// lock while there is no outage.
     is_ongoing: AtomicBool,
-    phase: Mutex<Phase>,
+    phase: Mutex<OutagePhase>,
     begun: Notify,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum OutagePhase {
     /// Redis decides. An outage that begins before `quiet_until` is not logged immediately.
     Exact {
         quiet_until: Timestamp,
@@ -61,7 +61,7 @@ enum Phase {
     Outage(OngoingOutage),
 }
 
-impl Default for Phase {
+impl Default for OutagePhase {
     fn default() -> Self {
         Self::Exact {
             quiet_until: Timestamp::default(),
@@ -107,8 +107,8 @@ impl OutageTracker {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_ongoing.store(true, Ordering::Relaxed);
         let mut outage = match *phase {
-            Phase::Outage(outage) => outage,
-            Phase::Exact { quiet_until } => {
+            OutagePhase::Outage(outage) => outage,
+            OutagePhase::Exact { quiet_until } => {
                 self.begun.notify_one();
                 OngoingOutage {
                     since: now,
@@ -135,7 +135,7 @@ impl OutageTracker {
         let logs_now = !outage.is_logged
             && (now >= outage.quiet_until || now >= outage.since.after(MIN_LOGGED));
         outage.is_logged |= logs_now;
-        *phase = Phase::Outage(outage);
+        *phase = OutagePhase::Outage(outage);
         logs_now
     }
 
@@ -144,7 +144,7 @@ impl OutageTracker {
     fn record_check(&self, is_back: bool) -> Option<OutageSummary> {
         let now = {
             let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
-            let Phase::Outage(outage) = &mut *phase else {
+            let OutagePhase::Outage(outage) = &mut *phase else {
                 return None;
             };
             let now = add_elapsed(outage.latest, outage.recorded);
@@ -164,7 +164,7 @@ impl OutageTracker {
             return None;
         }
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
-        let Phase::Outage(outage) = &mut *phase else {
+        let OutagePhase::Outage(outage) = &mut *phase else {
             return None;
         };
         let recovered_at = *outage.recovered_at.get_or_insert(now);
@@ -184,7 +184,7 @@ impl OutageTracker {
         } else {
             outage.quiet_until
         };
-        *phase = Phase::Exact { quiet_until };
+        *phase = OutagePhase::Exact { quiet_until };
         self.is_ongoing.store(false, Ordering::Relaxed);
         summary
     }

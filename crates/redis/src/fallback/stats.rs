@@ -15,7 +15,7 @@ const FAILURES: [&str; 4] = ["not_executed", "unknown", "refused", "unavailable"
 const UNAVAILABLE: usize = 3;
 
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct FallbackCounters {
     decisions: [AtomicU64; SOURCES.len()],
     failures: [AtomicU64; FAILURES.len()],
 }
@@ -36,7 +36,7 @@ pub struct FallbackStats {
     pub health: Health,
 }
 
-impl Counters {
+impl FallbackCounters {
     pub(super) fn count(&self, source: Source) {
         if let Some(at) = SOURCES.iter().position(|known| *known == source) {
             self.decisions[at].fetch_add(1, Ordering::Relaxed);

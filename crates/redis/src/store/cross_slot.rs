@@ -45,14 +45,14 @@ use crate::{
 /// The charges of one hash slot, and the indices of these charges among all charges of the
 /// request.
 #[derive(Debug)]
-pub(crate) struct SlotGroup<'c> {
+pub(crate) struct HashSlotGroup<'c> {
     indices: Vec<usize>,
     charges: Vec<Charge<'c>>,
 }
 
 /// The reply from one slot.
 #[derive(Debug)]
-enum SlotReply {
+enum HashSlotReply {
     /// The values that were stored in the slot and, for a reservation, the receipts.
     Values {
         now: Timestamp,
@@ -67,14 +67,14 @@ enum SlotReply {
 
 /// The decision of one slot.
 #[derive(Debug)]
-struct SlotDecision<'g> {
+struct HashSlotDecision<'g> {
     /// The indices of the slot's charges.
     indices: &'g [usize],
     decision: Decision,
     outcomes: Vec<Outcome>,
 }
 
-impl<'c> SlotGroup<'c> {
+impl<'c> HashSlotGroup<'c> {
     /// Returns the indices of the group's charges among all charges.
     pub(crate) fn into_indices(self) -> Vec<usize> {
         self.indices
@@ -93,12 +93,12 @@ impl<'c> SlotGroup<'c> {
 
 impl RedisStore {
     /// Groups `charges` by hash slot.
-    pub(crate) fn slot_groups<'c>(&self, charges: &[Charge<'c>]) -> Vec<SlotGroup<'c>> {
-        let mut groups: BTreeMap<u16, SlotGroup<'c>> = BTreeMap::new();
+    pub(crate) fn slot_groups<'c>(&self, charges: &[Charge<'c>]) -> Vec<HashSlotGroup<'c>> {
+        let mut groups: BTreeMap<u16, HashSlotGroup<'c>> = BTreeMap::new();
         for (index, charge) in charges.iter().enumerate() {
             let group = groups
                 .entry(hash_slot(&self.key(charge.key)))
-                .or_insert(SlotGroup {
+                .or_insert(HashSlotGroup {
                     indices: Vec::new(),
                     charges: Vec::new(),
                 });
@@ -113,17 +113,17 @@ impl RedisStore {
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
-        groups: &[SlotGroup<'_>],
+        groups: &[HashSlotGroup<'_>],
         outcomes: &mut Vec<Outcome>,
         receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
         match effect {
             Effect::Refund => {
-                let mut decisions: Vec<SlotDecision<'_>> = Vec::with_capacity(groups.len());
+                let mut decisions: Vec<HashSlotDecision<'_>> = Vec::with_capacity(groups.len());
                 for group in groups {
                     let mut outcomes = Vec::new();
                     let decision = self.refund(&group.charges, &mut outcomes).await?;
-                    decisions.push(SlotDecision {
+                    decisions.push(HashSlotDecision {
                         indices: &group.indices,
                         decision,
                         outcomes,
@@ -152,7 +152,7 @@ impl RedisStore {
     async fn charge_across_slots(
         &self,
         charges: &[Charge<'_>],
-        groups: &[SlotGroup<'_>],
+        groups: &[HashSlotGroup<'_>],
         outcomes: &mut Vec<Outcome>,
         receipt: Option<&mut RedisReceipt>,
     ) -> Result<Decision, StoreError> {
@@ -199,12 +199,12 @@ impl RedisStore {
     /// Converts the values whose stored parameters differ from the parameters of the charges.
     fn conversions_per_slot(
         &self,
-        groups: &[SlotGroup<'_>],
-        replies: &[SlotReply],
+        groups: &[HashSlotGroup<'_>],
+        replies: &[HashSlotReply],
     ) -> Result<Vec<Conversions>, StoreError> {
-        let of_group = |(group, reply): (&SlotGroup<'_>, &SlotReply)| match reply {
-            SlotReply::Blocked(_) => Ok(Conversions::default()),
-            SlotReply::Values { now, values, .. } => {
+        let of_group = |(group, reply): (&HashSlotGroup<'_>, &HashSlotReply)| match reply {
+            HashSlotReply::Blocked(_) => Ok(Conversions::default()),
+            HashSlotReply::Values { now, values, .. } => {
                 self.conversions(&group.charges, values.clone(), *now, Intent::Reserve)
             }
         };
@@ -217,10 +217,10 @@ impl RedisStore {
     /// last try.
     async fn query_slots(
         &self,
-        groups: &[SlotGroup<'_>],
+        groups: &[HashSlotGroup<'_>],
         intent: Intent,
         mut conversions: Vec<Conversions>,
-    ) -> Result<Option<Vec<SlotReply>>, StoreError> {
+    ) -> Result<Option<Vec<HashSlotReply>>, StoreError> {
         conversions.resize_with(groups.len(), Conversions::default);
         for _ in 0..MAX_TRIES {
             let calls = groups.iter().zip(&conversions);
@@ -243,22 +243,24 @@ impl RedisStore {
                         *conversions = self.conversions(&group.charges, values, now, intent)?;
                     }
                     CheckReply::OutsideCalendar { .. } => {}
-                    CheckReply::SplitSlot => return Err(StoreError::slot_migrating()),
+                    CheckReply::SplitHashSlot => return Err(StoreError::slot_migrating()),
                     CheckReply::Blocked { now, charge, until } => {
-                        replies.push(SlotReply::Blocked(Decision::blocked(charge, until, now)));
+                        replies.push(HashSlotReply::Blocked(Decision::blocked(
+                            charge, until, now,
+                        )));
                     }
                     CheckReply::Decided {
                         now,
                         values,
                         receipts,
                         ..
-                    } => replies.push(SlotReply::Values {
+                    } => replies.push(HashSlotReply::Values {
                         now,
                         values,
                         conversions: conversions.clone(),
                         receipts,
                     }),
-                    CheckReply::Outdated { now, values } => replies.push(SlotReply::Values {
+                    CheckReply::Outdated { now, values } => replies.push(HashSlotReply::Values {
                         now,
                         values,
                         conversions: Conversions::default(),
@@ -277,12 +279,12 @@ impl RedisStore {
     fn decide_from_replies(
         &self,
         charges: &[Charge<'_>],
-        groups: &[SlotGroup<'_>],
-        replies: &[SlotReply],
+        groups: &[HashSlotGroup<'_>],
+        replies: &[HashSlotReply],
         intent: Intent,
         outcomes: &mut Vec<Outcome>,
     ) -> Result<Decision, StoreError> {
-        let mut decisions: Vec<SlotDecision<'_>> = Vec::with_capacity(groups.len());
+        let mut decisions: Vec<HashSlotDecision<'_>> = Vec::with_capacity(groups.len());
         for (group, reply) in groups.iter().zip(replies) {
             decisions.push(self.decide_slot(group, reply, intent)?);
         }
@@ -303,14 +305,14 @@ impl RedisStore {
     /// Computes the decision of one slot from its reply, including every number that a caller sees.
     fn decide_slot<'g>(
         &self,
-        group: &'g SlotGroup<'_>,
-        reply: &SlotReply,
+        group: &'g HashSlotGroup<'_>,
+        reply: &HashSlotReply,
         intent: Intent,
-    ) -> Result<SlotDecision<'g>, StoreError> {
+    ) -> Result<HashSlotDecision<'g>, StoreError> {
         let mut outcomes = Vec::new();
         let decision = match reply {
-            SlotReply::Blocked(decision) => decision.clone(),
-            SlotReply::Values {
+            HashSlotReply::Blocked(decision) => decision.clone(),
+            HashSlotReply::Values {
                 now,
                 values,
                 conversions,
@@ -322,7 +324,7 @@ impl RedisStore {
                 decision
             }
         };
-        Ok(SlotDecision {
+        Ok(HashSlotDecision {
             indices: &group.indices,
             decision,
             outcomes,
@@ -331,10 +333,10 @@ impl RedisStore {
 }
 
 /// Returns the receipts of all slots, in the order of the charges.
-fn receipts_in_order(groups: &[SlotGroup<'_>], replies: Vec<SlotReply>) -> Vec<Vec<u8>> {
+fn receipts_in_order(groups: &[HashSlotGroup<'_>], replies: Vec<HashSlotReply>) -> Vec<Vec<u8>> {
     let mut by_charge: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     for (group, reply) in groups.iter().zip(replies) {
-        if let SlotReply::Values { receipts, .. } = reply {
+        if let HashSlotReply::Values { receipts, .. } = reply {
             by_charge.extend(group.indices.iter().copied().zip(receipts));
         }
     }
@@ -346,7 +348,7 @@ fn receipts_in_order(groups: &[SlotGroup<'_>], replies: Vec<SlotReply>) -> Vec<V
 /// same block.
 fn combine(
     charges: &[Charge<'_>],
-    slots: &[SlotDecision<'_>],
+    slots: &[HashSlotDecision<'_>],
     outcomes: &mut Vec<Outcome>,
 ) -> Decision {
     outcomes.clear();
@@ -418,12 +420,12 @@ mod tests {
             );
             outcomes.remove(0)
         };
-        let first_slot = SlotDecision {
+        let first_slot = HashSlotDecision {
             indices: &[1],
             decision: Decision::Limited,
             outcomes: vec![outcome(1)],
         };
-        let second_slot = SlotDecision {
+        let second_slot = HashSlotDecision {
             indices: &[0, 2],
             decision: Decision::Admitted,
             outcomes: vec![outcome(0), outcome(2)],
@@ -445,12 +447,12 @@ mod tests {
             retry_after: RetryAfter::Never,
         };
         let early = Some(Timestamp::from_micros(1));
-        let first_slot = SlotDecision {
+        let first_slot = HashSlotDecision {
             indices: &[1],
             decision: block(0, early),
             outcomes: Vec::new(),
         };
-        let second_slot = SlotDecision {
+        let second_slot = HashSlotDecision {
             indices: &[0, 2],
             decision: block(1, None),
             outcomes: Vec::new(),

@@ -27,7 +27,7 @@ use tidegate_core::{
 };
 use tokio::runtime::Handle;
 
-use self::{cross_slot::SlotGroup, fast_path::FastPathResult};
+use self::{cross_slot::HashSlotGroup, fast_path::FastPathResult};
 use crate::{
     Address, ConnectError, Redis, RedisSettings, Topology,
     call::{Call, Intent, OnLateReply, Reply, Script},
@@ -220,8 +220,8 @@ impl RedisStore {
                     conversions = self.conversions(charges, values, now, intent)?;
                 }
                 CheckReply::OutsideCalendar { .. } => {}
-                CheckReply::SplitSlot => {
-                    let groups = SlotGroup::one_per_charge(charges);
+                CheckReply::SplitHashSlot => {
+                    let groups = HashSlotGroup::one_per_charge(charges);
                     return self
                         .check_across_slots(charges, effect, &groups, outcomes, receipt)
                         .await;
@@ -331,7 +331,9 @@ impl RedisStore {
         charges: usize,
     ) -> Result<CheckReply, StoreError> {
         let reply = match self.run_once(call).await {
-            Err(ExecError::SplitSlot(_)) if charges > 1 => return Ok(CheckReply::SplitSlot),
+            Err(ExecError::SplitHashSlot(_)) if charges > 1 => {
+                return Ok(CheckReply::SplitHashSlot);
+            }
             reply => reply.map_err(|error| error.into_store_error(call))?,
         };
         let reply = decode::check_reply(reply, charges).ok_or_else(StoreError::unexpected_reply)?;
@@ -403,7 +405,7 @@ impl RedisStore {
         if self.executor.is_cluster() {
             self.slot_groups(charges)
                 .into_iter()
-                .map(SlotGroup::into_indices)
+                .map(HashSlotGroup::into_indices)
                 .collect()
         } else {
             vec![(0..charges.len()).collect()]

@@ -47,13 +47,13 @@ pub struct RedisReservation<'r> {
 
 /// The charges of a reservation in one hash slot.
 #[derive(Debug, Default)]
-struct ReservedSlot {
+struct ReservedHashSlot {
     /// The indices of the charges.
     indices: SmallVec<[usize; 2]>,
 }
 
 /// The hash slots of a reservation in the order of their numbers. Most reservations have one.
-type ReservedSlots = SmallVec<[(Option<u16>, ReservedSlot); 1]>;
+type ReservedHashSlots = SmallVec<[(Option<u16>, ReservedHashSlot); 1]>;
 
 /// The guard of a reservation whose leases are renewed.
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ impl RedisStore {
         &self,
         reservation: &RedisReservation<'_>,
         number: Option<u16>,
-        slot: &ReservedSlot,
+        slot: &ReservedHashSlot,
         settlements: &[Settlement],
         attempt: &[u8],
     ) -> Call {
@@ -185,7 +185,7 @@ impl RedisStore {
     /// guard may be on another node than the keys, so a separate call updates the guard.
     async fn end_in_slot(&self, call: &Call) -> Result<GuardReply, StoreError> {
         match self.run_once(call).await {
-            Err(ExecError::SplitSlot(_)) => {}
+            Err(ExecError::SplitHashSlot(_)) => {}
             reply => return guard_reply(reply.map_err(|error| error.into_store_error(call))?),
         }
         let (mut guard, mut refund) = (call.clone(), call.clone());
@@ -287,8 +287,8 @@ impl RedisStore {
 
     /// Groups the charges of `reservation` by hash slot, in the order of the slots. If Redis is not
     /// a cluster, there is a single group without a number.
-    fn reserved_slots(&self, reservation: &RedisReservation<'_>) -> ReservedSlots {
-        let mut slots = ReservedSlots::new();
+    fn reserved_slots(&self, reservation: &RedisReservation<'_>) -> ReservedHashSlots {
+        let mut slots = ReservedHashSlots::new();
         for (index, charge) in reservation.charges.iter().enumerate() {
             slot_at(&mut slots, self.hash_slot_of(charge.key))
                 .indices
@@ -319,10 +319,10 @@ impl RedisStore {
 }
 
 /// Returns the slot with this number, which is added if it is missing.
-fn slot_at(slots: &mut ReservedSlots, number: Option<u16>) -> &mut ReservedSlot {
+fn slot_at(slots: &mut ReservedHashSlots, number: Option<u16>) -> &mut ReservedHashSlot {
     let found = slots.binary_search_by_key(&number, |(number, _)| *number);
     let at = found.unwrap_or_else(|at| {
-        slots.insert(at, (number, ReservedSlot::default()));
+        slots.insert(at, (number, ReservedHashSlot::default()));
         at
     });
     // The slot at `at` was found or inserted.

@@ -6,7 +6,7 @@
 //! connections. Tidegate's cluster client can put commands for all slots of a node into one batch.
 //! A command is sent again only if the reply says that the command was not executed.
 
-mod slot_map;
+mod hash_slot_map;
 mod view;
 
 use std::{
@@ -24,15 +24,15 @@ use redis::Value;
 use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use self::{
-    slot_map::{Availability, SlotMap, SlotRange, merge},
-    view::{ReportedState, View},
+    hash_slot_map::{Availability, HashSlotMap, HashSlotRange, merge},
+    view::{ClusterView, ReportedState},
 };
 use super::{
     error::ConnectError,
     handshake::ServerKind,
-    hash_slot::{SLOTS, hash_slot},
+    hash_slot::{HASH_SLOTS, hash_slot},
     node::{AddressSource, Node},
-    pipeline::{Command, NoReply, ReplyResult},
+    pipeline::{NoReply, PipelinedCommand, ReplyResult},
     settings::{Address, RedisSettings, Transport},
 };
 
@@ -89,14 +89,14 @@ struct ClusterState {
 #[derive(Debug)]
 struct RoutingTable {
     owners: Vec<Option<Arc<Node>>>,
-    nodes: Vec<NodeSlots>,
+    nodes: Vec<NodeHashSlots>,
     /// All known nodes, including replicas. Any of these nodes can return the next map.
     addresses: Vec<Address>,
 }
 
 /// The slots of one node.
 #[derive(Debug)]
-struct NodeSlots {
+struct NodeHashSlots {
     node: Arc<Node>,
     /// The number of slots.
     count: usize,
@@ -110,11 +110,11 @@ impl RoutingTable {
             .nodes
             .iter()
             .filter(|node_slots| node_slots.is_served());
-        usize::from(SLOTS) - served.map(|node_slots| node_slots.count).sum::<usize>()
+        usize::from(HASH_SLOTS) - served.map(|node_slots| node_slots.count).sum::<usize>()
     }
 }
 
-impl NodeSlots {
+impl NodeHashSlots {
     fn is_served(&self) -> bool {
         self.availability == Availability::Available && self.node.is_up()
     }
@@ -162,7 +162,12 @@ impl Cluster {
 
     /// Sends a command to the node that owns the slot of `key`, and follows redirections within the
     /// decision timeout.
-    pub(super) async fn send(&self, key: &[u8], hash: u64, command: Command) -> ReplyResult {
+    pub(super) async fn send(
+        &self,
+        key: &[u8],
+        hash: u64,
+        command: PipelinedCommand,
+    ) -> ReplyResult {
         let deadline = Instant::now() + self.timeout;
         let mut node = self.owner(hash_slot(key)).await.ok_or(NoReply::NotSent)?;
         let mut asking = false;
@@ -333,21 +338,21 @@ impl ClusterState {
     }
 
     /// Activates a new map, and closes the connections to nodes that no longer have slots.
-    fn install(&self, new: SlotMap) {
-        let mut owners = vec![None; usize::from(SLOTS)];
-        let mut nodes: Vec<NodeSlots> = Vec::new();
+    fn install(&self, new: HashSlotMap) {
+        let mut owners = vec![None; usize::from(HASH_SLOTS)];
+        let mut nodes: Vec<NodeHashSlots> = Vec::new();
         for range in new.ranges {
             let node = self.node(range.owner);
             let slots = usize::from(range.first)..=usize::from(range.last);
             let count = slots.clone().count();
             owners[slots].fill(Some(Arc::clone(&node)));
-            let same = |node_slots: &&mut NodeSlots| {
+            let same = |node_slots: &&mut NodeHashSlots| {
                 Arc::ptr_eq(&node_slots.node, &node)
                     && node_slots.availability == range.availability
             };
             match nodes.iter_mut().find(same) {
                 Some(node_slots) => node_slots.count += count,
-                None => nodes.push(NodeSlots {
+                None => nodes.push(NodeHashSlots {
                     node,
                     count,
                     availability: range.availability,
@@ -411,7 +416,7 @@ impl ClusterState {
     /// Returns several nodes' views of the cluster, and the first error of a node that returned no
     /// view. Once a node has replied with `cluster_state:ok`, the function waits for the other
     /// nodes for at most [`OTHER_VIEWS_WAIT`].
-    async fn collect_views(&self) -> (Vec<View>, Option<ConnectError>) {
+    async fn collect_views(&self) -> (Vec<ClusterView>, Option<ConnectError>) {
         let addresses = self.nodes_to_query();
         let queries = addresses.iter().map(|address| {
             let open = lock(&self.nodes)
@@ -420,7 +425,8 @@ impl ClusterState {
             view::read(&self.settings, address, open)
         });
         let mut queries: FuturesUnordered<_> = queries.collect();
-        let (mut views, mut first_error): (Vec<View>, Option<ConnectError>) = (Vec::new(), None);
+        let (mut views, mut first_error): (Vec<ClusterView>, Option<ConnectError>) =
+            (Vec::new(), None);
         let mut until = None;
         loop {
             let next = match until {
@@ -470,12 +476,12 @@ async fn refresh(state: &ClusterState) {
         unread
     } else {
         let map = merge(&views);
-        let is_available = |range: &&SlotRange| range.availability == Availability::Available;
+        let is_available = |range: &&HashSlotRange| range.availability == Availability::Available;
         let served = map.ranges.iter().filter(is_available);
         let served = served
             .map(|range| u32::from(range.last - range.first) + 1)
             .sum();
-        let unserved = u32::from(SLOTS).saturating_sub(served);
+        let unserved = u32::from(HASH_SLOTS).saturating_sub(served);
         state.install(map);
         (unserved > 0).then_some(ConnectError::UnservedSlots(unserved))
     };

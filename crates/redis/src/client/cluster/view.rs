@@ -11,7 +11,7 @@ use redis::{Pipeline, Value, aio::MultiplexedConnection};
 use super::super::{
     error::ConnectError,
     handshake::{self, ServerKind, as_text},
-    hash_slot::SLOTS,
+    hash_slot::HASH_SLOTS,
     settings::{Address, RedisSettings},
 };
 
@@ -21,7 +21,7 @@ pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct View {
+pub(super) struct ClusterView {
     /// The id of the node that returned this view.
     pub(super) reporter: String,
     pub(super) state: ReportedState,
@@ -56,7 +56,7 @@ pub(super) async fn read(
     settings: &RedisSettings,
     node: &Address,
     open: Option<MultiplexedConnection>,
-) -> Result<View, ConnectError> {
+) -> Result<ClusterView, ConnectError> {
     let query = async {
         let mut connection = match open {
             Some(connection) => connection,
@@ -82,7 +82,7 @@ pub(super) async fn read(
     parse_view(node, replies)
 }
 
-fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError> {
+fn parse_view(node: &Address, replies: Vec<Value>) -> Result<ClusterView, ConnectError> {
     let nonsense = |problem: String| ConnectError::UnexpectedReply {
         address: node.clone(),
         problem,
@@ -110,7 +110,7 @@ fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError>
     } else {
         ReportedState::Failed
     };
-    Ok(View {
+    Ok(ClusterView {
         reporter: nodes.myself,
         state,
         claims,
@@ -125,7 +125,8 @@ struct NodeTable {
 }
 
 impl NodeTable {
-    /// Parses one node per line: `ID HOST:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK [SLOTS]…`.
+    /// Parses one node per line: `ID HOST:PORT@BUS FLAGS PRIMARY PING PONG EPOCH LINK
+    /// [SLOTS]…`.
     fn parse(text: &str) -> Option<Self> {
         let (mut myself, mut epochs) = (None, HashMap::new());
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -149,7 +150,7 @@ fn parse_claims(slots: &Value, nodes: &NodeTable, node: &Address) -> Option<Vec<
     let Value::Array(entries) = slots else {
         return None;
     };
-    if entries.len() > usize::from(SLOTS) {
+    if entries.len() > usize::from(HASH_SLOTS) {
         return None;
     }
     entries
@@ -168,7 +169,7 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
         return None;
     };
     let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
-    if first > last || last >= SLOTS {
+    if first > last || last >= HASH_SLOTS {
         return None;
     }
     let servers = servers

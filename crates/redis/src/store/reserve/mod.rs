@@ -254,7 +254,7 @@ pub(super) fn refund_on_late_reply(executor: Arc<dyn Executor>) -> OnLateReply {
 /// Runs a call of `refund.lua`, as [`RedisStore::run_refund`] does.
 async fn run_refund(executor: &dyn Executor, call: &Call) -> Result<Refund, StoreError> {
     match exec::run_once(executor, call).await {
-        Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
+        Err(ExecError::SplitHashSlot(_)) if call.keys.len() > 1 => {
             let mut refund = Refund::Complete;
             for call in call.split_by_key(SHARED_ARGS) {
                 let reply = exec::run_once(executor, &call).await;

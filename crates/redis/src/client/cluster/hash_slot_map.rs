@@ -7,22 +7,22 @@
 //! `cluster_state:fail`.
 
 use super::{
-    super::{hash_slot::SLOTS, settings::Address},
-    view::{Claim, ReportedState, View},
+    super::{hash_slot::HASH_SLOTS, settings::Address},
+    view::{Claim, ClusterView, ReportedState},
 };
 
 /// The slot map, merged from the views of several nodes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct SlotMap {
+pub(super) struct HashSlotMap {
     /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
     /// missing.
-    pub(super) ranges: Vec<SlotRange>,
+    pub(super) ranges: Vec<HashSlotRange>,
     /// Every address in any of the views, including replicas.
     pub(super) addresses: Vec<Address>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotRange {
+pub(super) struct HashSlotRange {
     pub(super) first: u16,
     pub(super) last: u16,
     pub(super) owner: Address,
@@ -38,10 +38,10 @@ pub(super) enum Availability {
 }
 
 /// Merges `views`, each from a different node.
-pub(super) fn merge(views: &[View]) -> SlotMap {
+pub(super) fn merge(views: &[ClusterView]) -> HashSlotMap {
     let is_any_ok = views.iter().any(|view| view.state == ReportedState::Ok);
     let trusted = || {
-        let usable = move |view: &&View| !is_any_ok || view.state == ReportedState::Ok;
+        let usable = move |view: &&ClusterView| !is_any_ok || view.state == ReportedState::Ok;
         views.iter().filter(usable)
     };
     let state_of = |id: &str| {
@@ -50,7 +50,7 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     };
     let answered = |id: &str| trusted().any(|view| view.reporter == id);
 
-    let mut own_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
+    let mut own_claims: Vec<Option<&Claim>> = vec![None; usize::from(HASH_SLOTS)];
     for view in trusted() {
         for claim in &view.claims {
             // A node has the latest information about its own slots; the other nodes' information
@@ -65,7 +65,7 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     // Sometimes no node claims a slot for itself, for example briefly during a migration. The slot
     // then belongs to the node that the other nodes report as its owner. If their reports differ,
     // the report with the highest epoch wins.
-    let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
+    let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(HASH_SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {
             current.epoch < claim.epoch
@@ -92,7 +92,7 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             addresses.push(address.clone());
         }
     }
-    SlotMap {
+    HashSlotMap {
         ranges: join_ranges(chosen, availability),
         addresses,
     }
@@ -105,7 +105,7 @@ fn assign<'c>(
     claim: &'c Claim,
     replaces: impl Fn(&Claim) -> bool,
 ) {
-    // `view::parse_claim` has checked `first <= last < SLOTS`.
+    // `view::parse_claim` has checked `first <= last < HASH_SLOTS`.
     for slot in &mut slots[usize::from(claim.first)..=usize::from(claim.last)] {
         if slot.is_none_or(&replaces) {
             *slot = Some(claim);
@@ -117,16 +117,16 @@ fn assign<'c>(
 fn join_ranges<'c>(
     chosen: impl Iterator<Item = Option<&'c Claim>>,
     availability: impl Fn(&Claim) -> Availability,
-) -> Vec<SlotRange> {
-    let mut ranges: Vec<SlotRange> = Vec::new();
-    for (slot, claim) in (0..SLOTS).zip(chosen) {
+) -> Vec<HashSlotRange> {
+    let mut ranges: Vec<HashSlotRange> = Vec::new();
+    for (slot, claim) in (0..HASH_SLOTS).zip(chosen) {
         let Some((claim, owner)) = claim.and_then(|claim| Some((claim, claim.servers.first()?)))
         else {
             continue;
         };
         match ranges.last_mut() {
             Some(range) if range.last + 1 == slot && range.owner == *owner => range.last = slot,
-            _ => ranges.push(SlotRange {
+            _ => ranges.push(HashSlotRange {
                 first: slot,
                 last: slot,
                 owner: owner.clone(),
@@ -155,15 +155,15 @@ mod tests {
         }
     }
 
-    fn view(reporter: &str, state: ReportedState, claims: &[Claim]) -> View {
-        View {
+    fn view(reporter: &str, state: ReportedState, claims: &[Claim]) -> ClusterView {
+        ClusterView {
             reporter: reporter.to_owned(),
             state,
             claims: claims.to_vec(),
         }
     }
 
-    fn owners(views: &[View]) -> Vec<(u16, u16, String, Availability)> {
+    fn owners(views: &[ClusterView]) -> Vec<(u16, u16, String, Availability)> {
         let ranges = merge(views).ranges.into_iter();
         ranges
             .map(|range| {
