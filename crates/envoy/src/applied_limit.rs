@@ -7,9 +7,9 @@ use tidegate_core::{
 };
 
 use super::{
-    counters::Counters,
+    counters::DescriptorCounters,
     over_limit_cache::CacheEpoch,
-    rules::{Rule, RuleLimits},
+    rules::{DescriptorRule, RuleLimits},
 };
 
 /// The result of matching a descriptor to a rule.
@@ -23,7 +23,7 @@ pub(super) enum DescriptorMatch<'d> {
     /// applies to the same request.
     NoLimit,
     /// An unlimited rule applies.
-    Unlimited(&'d Rule),
+    Unlimited(&'d DescriptorRule),
     /// A limit applies. The limit comes from a rule or from the descriptor itself.
     Limited(AppliedLimit<'d>),
 }
@@ -41,16 +41,16 @@ pub(super) enum Hits {
 
 /// The origin of a descriptor's limits.
 #[derive(Debug)]
-pub(super) enum Source<'d> {
+pub(super) enum LimitSource<'d> {
     /// A rule.
-    Rule(&'d Rule, &'d RuleLimits),
+    Rule(&'d DescriptorRule, &'d RuleLimits),
     /// An override that an operator has set for a key of a rule.
-    Override(&'d Rule, Arc<RuleLimits>),
+    Override(&'d DescriptorRule, Arc<RuleLimits>),
     /// An override in the request.
     Request(Arc<RuleLimits>),
 }
 
-impl Deref for Source<'_> {
+impl Deref for LimitSource<'_> {
     type Target = RuleLimits;
 
     fn deref(&self) -> &RuleLimits {
@@ -64,11 +64,11 @@ impl Deref for Source<'_> {
 /// A limit that applies to a descriptor, and its result.
 #[derive(Debug)]
 pub(super) struct AppliedLimit<'d> {
-    pub(super) limits: Source<'d>,
+    pub(super) limits: LimitSource<'d>,
     /// The index of the descriptor in the request.
     pub(super) descriptor: usize,
     pub(super) key: Vec<u8>,
-    pub(super) counters: Arc<Counters>,
+    pub(super) counters: Arc<DescriptorCounters>,
     pub(super) hits: Hits,
     /// The state of the over-limit cache before the decision started.
     pub(super) epoch: CacheEpoch,
@@ -100,17 +100,17 @@ pub(super) struct LimitResult {
 }
 
 impl<'d> AppliedLimit<'d> {
-    pub(super) fn rule(&self) -> Option<&'d Rule> {
+    pub(super) fn rule(&self) -> Option<&'d DescriptorRule> {
         match self.limits {
-            Source::Rule(rule, _) | Source::Override(rule, _) => Some(rule),
-            Source::Request(_) => None,
+            LimitSource::Rule(rule, _) | LimitSource::Override(rule, _) => Some(rule),
+            LimitSource::Request(_) => None,
         }
     }
 
     /// Returns whether the limits are those of an override that an operator has set. An operator
     /// can change these limits at any time, so results are not cached.
     pub(super) fn is_overridden(&self) -> bool {
-        matches!(self.limits, Source::Override(..))
+        matches!(self.limits, LimitSource::Override(..))
     }
 
     /// Returns whether the rule of this limit is in quota mode. Rules in quota mode deny a request
@@ -174,7 +174,7 @@ impl DescriptorMatch<'_> {
         self
     }
 
-    pub(super) fn rule(&self) -> Option<&Rule> {
+    pub(super) fn rule(&self) -> Option<&DescriptorRule> {
         match self {
             Self::NoLimit => None,
             Self::Unlimited(rule) => Some(rule),

@@ -213,13 +213,13 @@ pub struct ConfigWatcher {
     service: Arc<RateLimitService>,
     /// The state of the last check. A reload holds the lock until its result is applied, so that
     /// concurrent reloads are applied in order.
-    last: Mutex<Last>,
+    last: Mutex<LastCheck>,
     loads: [AtomicU64; 2],
 }
 
 /// The state of the last check of the files.
 #[derive(Debug)]
-struct Last {
+struct LastCheck {
     read: LastRead<Vec<ListedFile>>,
     /// The warnings about the active configuration.
     warnings: Vec<String>,
@@ -232,7 +232,7 @@ impl ConfigWatcher {
         Self {
             folder,
             service,
-            last: Mutex::new(Last {
+            last: Mutex::new(LastCheck {
                 read: LastRead::new(None),
                 warnings: Vec::new(),
             }),
@@ -299,7 +299,7 @@ impl ConfigWatcher {
     fn activate(
         &self,
         read: Result<LoadedConfig, ConfigFilesError>,
-        last: &mut Last,
+        last: &mut LastCheck,
     ) -> Result<usize, ConfigFilesError> {
         let loaded = read.map(|loaded| {
             last.warnings = loaded.warnings.iter().map(ToString::to_string).collect();
@@ -377,7 +377,7 @@ impl ConfigWatcher {
         }
     }
 
-    fn last(&self) -> MutexGuard<'_, Last> {
+    fn last(&self) -> MutexGuard<'_, LastCheck> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -72,9 +72,9 @@ impl HitCounterKind {
 
 /// The counters of one descriptor path.
 #[derive(Debug, Default)]
-pub(crate) struct Counters([AtomicU64; HitCounterKind::ALL.len()]);
+pub(crate) struct DescriptorCounters([AtomicU64; HitCounterKind::ALL.len()]);
 
-impl Counters {
+impl DescriptorCounters {
     pub(super) fn add(&self, counter: HitCounterKind, hits: u64) {
         if hits > 0 {
             self.0[counter.index()].fetch_add(hits, Ordering::Relaxed);
@@ -88,13 +88,13 @@ impl Counters {
 
 /// The counters of all domains and descriptor paths. The counters keep their values across reloads.
 #[derive(Debug, Default)]
-pub(super) struct Registry(RwLock<BTreeMap<DomainAndPath, Arc<Counters>>>);
+pub(super) struct CounterRegistry(RwLock<BTreeMap<DomainAndPath, Arc<DescriptorCounters>>>);
 
 pub(super) type DomainAndPath = (Arc<str>, Arc<str>);
 
-impl Registry {
+impl CounterRegistry {
     /// Returns the counters of the descriptor path `path` in `domain`.
-    pub(super) fn counters(&self, domain: &Arc<str>, path: &str) -> Arc<Counters> {
+    pub(super) fn counters(&self, domain: &Arc<str>, path: &str) -> Arc<DescriptorCounters> {
         let path = if path.len() > MAX_PATH_BYTES {
             OTHER
         } else {
@@ -114,7 +114,7 @@ impl Registry {
 
     /// Returns the counters of `key`. If they do not exist, and the maximum number of paths is
     /// reached, returns the shared counters.
-    fn known(&self, key: &DomainAndPath) -> Option<Arc<Counters>> {
+    fn known(&self, key: &DomainAndPath) -> Option<Arc<DescriptorCounters>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let others = || known.get(&(OTHER.into(), OTHER.into()));
         let is_full = known.len() >= MAX_PATHS;
@@ -126,7 +126,7 @@ impl Registry {
 
     /// Returns every domain and path with its counters, in sorted order. The lock is released
     /// before the caller reads the counters, so that decisions do not have to wait.
-    pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
+    pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<DescriptorCounters>)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let entries = known.iter();
         entries
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn paths_beyond_the_maximum_share_counters() {
-        let registry = Registry::default();
+        let registry = CounterRegistry::default();
         let domain: Arc<str> = "d".into();
         for number in 0..MAX_PATHS + 10 {
             registry

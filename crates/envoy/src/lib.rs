@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! listener  parse   bytes                -> RateLimitRequest  the gRPC listener, or POST /json
-//! rules     find    domain, entries      -> Rule              a tree, from files or by xDS
+//! rules     find    domain, entries      -> DescriptorRule    a tree, from files or by xDS
 //! key       write   domain, entries      -> key               identifies the counter
 //! evaluate          [AppliedLimit]       -> [LimitResult]     charged one by one, or all or none
 //! response          [LimitResult]        -> RateLimitAnswer   statuses, headers, metadata

@@ -9,7 +9,7 @@ use tidegate_limiter::metrics::ListenerKind;
 
 use super::{
     Code, Descriptor, RateLimitAnswer, RateLimitRequest, RateLimitService, RlsError,
-    applied_limit::{AppliedLimit, DescriptorMatch, Hits, Source},
+    applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitSource},
     evaluate::applied_limits,
     key,
     rules::{Allowance, Domain, Domains, RuleLimits, limitador::LimitadorLimit},
@@ -37,12 +37,12 @@ pub(crate) struct HttpRequest {
 pub(crate) struct HttpAnswer {
     pub(crate) code: Code,
     /// The limits that apply, in ascending order of their remaining hits.
-    pub(crate) limits: Vec<LimitStatus>,
+    pub(crate) limits: Vec<ApplicableLimit>,
 }
 
 /// The state of a limit that applies to a request.
 #[derive(Clone, Debug)]
-pub(crate) struct LimitStatus {
+pub(crate) struct ApplicableLimit {
     pub(crate) max_value: u64,
     pub(crate) seconds: u64,
     pub(crate) name: Option<Box<str>>,
@@ -109,8 +109,8 @@ impl RateLimitService {
                 overridable.limits(limits, values.iter().copied(), self.limiter.now())
             });
             let source = match overridden {
-                Some(overridden) => Source::Override(&limit.rule, overridden),
-                None => Source::Rule(&limit.rule, limits),
+                Some(overridden) => LimitSource::Override(&limit.rule, overridden),
+                None => LimitSource::Rule(&limit.rule, limits),
             };
             matches.push(self.match_limit(source, key, counters, hits, cleared));
         }
@@ -168,7 +168,7 @@ impl RateLimitService {
         let code = answer.await?.overall_code;
         trace_outcome(listener, code, matches.len());
         let applied = applied_limits(&mut matches);
-        let mut limits: Vec<LimitStatus> = applied.map(|applied| status(applied)).collect();
+        let mut limits: Vec<ApplicableLimit> = applied.map(|applied| status(applied)).collect();
         limits.sort_by_key(|limit| limit.remaining);
         Ok(HttpAnswer { code, limits })
     }
@@ -284,11 +284,11 @@ fn limits_of(limit: &LimitadorLimit) -> Option<&RuleLimits> {
     }
 }
 
-fn status(applied: &AppliedLimit<'_>) -> LimitStatus {
+fn status(applied: &AppliedLimit<'_>) -> ApplicableLimit {
     let limit = applied.limits().iter().next();
     let outcome = applied.result.outcome.filter(|_| !applied.result.over);
     let reset = applied.result.outcome.map(|outcome| outcome.reset_after);
-    LimitStatus {
+    ApplicableLimit {
         max_value: limit.map_or(0, tidegate_core::Limit::quota),
         seconds: applied.limits.window_seconds,
         name: applied

@@ -7,7 +7,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 use tidegate_config::{Config, RedisConfig};
 
-use super::variables::Reader;
+use super::variables::VariableReader;
 
 /// The supported environment variables.
 pub(super) const HONOURED: &[&str] = &[
@@ -25,7 +25,7 @@ pub(super) const HONOURED: &[&str] = &[
 ];
 
 /// Reads the Redis settings; `None` if the counts are kept in the memory of this process.
-pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
+pub(super) fn redis(reader: &mut VariableReader<'_>) -> Option<RedisConfig> {
     let servers = servers(reader)?;
     if reader.flag("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
         let problem = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: host name verification cannot be disabled; set \
@@ -72,7 +72,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
 }
 
 /// Returns the Redis servers in the form of `store.redis`.
-fn servers(reader: &mut Reader<'_>) -> Option<Value> {
+fn servers(reader: &mut VariableReader<'_>) -> Option<Value> {
     let urls = reader.text("REDIS_URL")?;
     let scheme = if reader.flag("REDIS_TLS") {
         "rediss"

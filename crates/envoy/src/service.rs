@@ -22,14 +22,16 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     Code, Descriptor, HitCounterKind, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
-    applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult, Source},
-    counters::{Counters, DomainAndPath, Registry, UnknownDomains},
+    applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult, LimitSource},
+    counters::{CounterRegistry, DescriptorCounters, DomainAndPath, UnknownDomains},
     evaluate::Evaluator,
     key,
     over_limit_cache::{CacheEpoch, OverLimitCache},
     overrides::OverrideCache,
     response,
-    rules::{Allowance, ChargeMode, Detail, Domain, Domains, MatchedRule, Node, Rule},
+    rules::{
+        Allowance, ChargeMode, DescriptorRule, Detail, Domain, Domains, MatchedRule, RuleNode,
+    },
     stat_names,
 };
 
@@ -42,7 +44,7 @@ pub struct RateLimitService {
     healthy: watch::Sender<bool>,
     overrides: OverrideCache,
     pub(super) over: Option<OverLimitCache>,
-    pub(super) registry: Registry,
+    pub(super) registry: CounterRegistry,
     unknown_domains: UnknownDomains,
     global_shadow_mode: AtomicU64,
     errors: AtomicU64,
@@ -62,7 +64,7 @@ impl RateLimitService {
             healthy,
             overrides: OverrideCache::default(),
             over,
-            registry: Registry::default(),
+            registry: CounterRegistry::default(),
             unknown_domains: UnknownDomains::default(),
             global_shadow_mode: AtomicU64::new(0),
             errors: AtomicU64::new(0),
@@ -295,7 +297,7 @@ impl RateLimitService {
             let counters = self
                 .registry
                 .counters(&domain.name, &stat_names::full_path(descriptor, &[]));
-            let limits = Source::Request(limits);
+            let limits = LimitSource::Request(limits);
             let matched = self.match_limit(limits, key, counters, hits, cleared);
             return Ok(matched.of_descriptor(at));
         }
@@ -318,8 +320,8 @@ impl RateLimitService {
             overridable.limits(limits, values, self.limiter.now())
         });
         let limits = match overridden {
-            Some(overridden) => Source::Override(rule, overridden),
-            None => Source::Rule(rule, limits),
+            Some(overridden) => LimitSource::Override(rule, overridden),
+            None => LimitSource::Rule(rule, limits),
         };
         let matched = self.match_limit(limits, key, counters, hits, cleared);
         Ok(matched.of_descriptor(at))
@@ -328,9 +330,9 @@ impl RateLimitService {
     /// Creates a match of a limit with the descriptor at index 0.
     pub(super) fn match_limit<'d>(
         &self,
-        limits: Source<'d>,
+        limits: LimitSource<'d>,
         key: Vec<u8>,
-        counters: Arc<Counters>,
+        counters: Arc<DescriptorCounters>,
         hits: Hits,
         cleared: u64,
     ) -> DescriptorMatch<'d> {
@@ -350,10 +352,10 @@ impl RateLimitService {
     fn counters_of(
         &self,
         domain: &Domain,
-        rule: &Rule,
-        nodes: &[&Node],
+        rule: &DescriptorRule,
+        nodes: &[&RuleNode],
         descriptor: &Descriptor,
-    ) -> Arc<Counters> {
+    ) -> Arc<DescriptorCounters> {
         let shows_values = rule.detail == Detail::Full
             || nodes
                 .iter()
@@ -473,7 +475,7 @@ impl RateLimitService {
     }
 
     /// Returns every domain and path with its counters, in sorted order.
-    pub(crate) fn counters(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
+    pub(crate) fn counters(&self) -> Vec<(DomainAndPath, Arc<DescriptorCounters>)> {
         self.registry.all()
     }
 

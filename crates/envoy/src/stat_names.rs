@@ -3,12 +3,16 @@
 
 use super::{
     Descriptor,
-    rules::{Detail, Node, Rule},
+    rules::{DescriptorRule, Detail, RuleNode},
 };
 
 /// Returns the path of a rule, which is its keys joined with dots. A key is followed by its value
 /// if the rule specifies the value or exposes it in metrics.
-pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -> String {
+pub(super) fn rule_path(
+    rule: &DescriptorRule,
+    nodes: &[&RuleNode],
+    descriptor: &Descriptor,
+) -> String {
     if rule.detail == Detail::Full {
         return full_path(descriptor, nodes);
     }
@@ -30,7 +34,7 @@ pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -
 
 /// Returns the path with all values from the request. If all values at a level share one counter,
 /// the path contains the level's pattern instead of the value.
-pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
+pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&RuleNode]) -> String {
     let levels = descriptor
         .entries
         .iter()

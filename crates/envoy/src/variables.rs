@@ -9,12 +9,12 @@ pub type Variables = BTreeMap<String, String>;
 
 /// Reads environment variables and collects the errors in their values.
 #[derive(Debug)]
-pub(super) struct Reader<'v> {
+pub(super) struct VariableReader<'v> {
     variables: &'v Variables,
     pub(super) problems: Vec<String>,
 }
 
-impl<'v> Reader<'v> {
+impl<'v> VariableReader<'v> {
     pub(super) fn new(variables: &'v Variables) -> Self {
         Self {
             variables,
@@ -66,7 +66,7 @@ impl<'v> Reader<'v> {
 ///
 /// Returns all errors, each with the name of its variable.
 pub fn settings_from_variables(variables: &Variables) -> Result<RlsSettings, Vec<String>> {
-    let mut reader = Reader::new(variables);
+    let mut reader = VariableReader::new(variables);
     let settings = settings(&mut reader);
     if reader.problems.is_empty() {
         Ok(settings)
@@ -75,7 +75,7 @@ pub fn settings_from_variables(variables: &Variables) -> Result<RlsSettings, Vec
     }
 }
 
-pub(super) fn settings(reader: &mut Reader<'_>) -> RlsSettings {
+pub(super) fn settings(reader: &mut VariableReader<'_>) -> RlsSettings {
     let ratio = reader.parsed(
         "NEAR_LIMIT_RATIO",
         "a share from 0 to 1, such as 0.8",
@@ -98,7 +98,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> RlsSettings {
     settings
 }
 
-fn header_names(reader: &mut Reader<'_>) -> HeaderNames {
+fn header_names(reader: &mut VariableReader<'_>) -> HeaderNames {
     let default = HeaderNames::default();
     let mut name = |variable: &str, default: Arc<str>| {
         let what = "a header name";

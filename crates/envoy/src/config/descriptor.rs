@@ -17,12 +17,12 @@ use super::{
 
 use crate::{
     rules::DeniedHits,
-    rules::{ChargeMode, Detail, Domains, Level, Node, Rule},
+    rules::{ChargeMode, DescriptorRule, Detail, Domains, RuleLevel, RuleNode},
 };
 
 /// The context in which one file is read.
 #[derive(Debug)]
-pub(super) struct Reader<'r, 'f> {
+pub(super) struct DescriptorReader<'r, 'f> {
     pub(super) charging: &'r HashMap<String, ChargeMode>,
     pub(super) merging: DomainFiles,
     /// The first file that used each domain.
@@ -30,7 +30,7 @@ pub(super) struct Reader<'r, 'f> {
     pub(super) file: &'f str,
 }
 
-impl Reader<'_, '_> {
+impl DescriptorReader<'_, '_> {
     pub(super) fn read(self, root: &Value<'_>, domains: &mut Domains, report: &mut Report) {
         keys::check(root, MapKind::File, report);
         let name = text(root, "domain", report).unwrap_or_default();
@@ -60,7 +60,7 @@ fn level(
     parent: &Value<'_>,
     path: &str,
     denied: DeniedHits,
-    level: &mut Level,
+    level: &mut RuleLevel,
     report: &mut Report,
 ) {
     let Some(descriptors) = field(parent, "descriptors") else {
@@ -113,7 +113,7 @@ fn node(
     value: &str,
     denied: DeniedHits,
     report: &mut Report,
-) -> Node {
+) -> RuleNode {
     let share_threshold = flag(item, "share_threshold", report);
     if share_threshold && !value.contains('*') {
         let message = format!(
@@ -122,19 +122,19 @@ fn node(
         );
         wrong(item, "share_threshold", report, message);
     }
-    let mut node = Node {
+    let mut node = RuleNode {
         rule: rule(item, denied, report).map(Arc::new),
         value: (!value.is_empty()).then(|| value.into()),
         share_threshold,
         value_to_metric: flag(item, "value_to_metric", report),
-        ..Node::default()
+        ..RuleNode::default()
     };
     level(item, path, denied, &mut node.children, report);
     node
 }
 
 /// Reads the rule of a descriptor: its limits and options.
-fn rule(item: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Rule> {
+fn rule(item: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<DescriptorRule> {
     let (shadow, quota) = (
         flag(item, "shadow_mode", report),
         flag(item, "quota_mode", report),
@@ -143,7 +143,7 @@ fn rule(item: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Rul
     let metadata = field(item, "metadata").and_then(|value| metadata::read(&value, report));
     let limits = limit::read(item, denied, report)?;
     let limits = limits.denying(shadow, quota);
-    Some(Rule {
+    Some(DescriptorRule {
         allowance: limits.allowance,
         name: limits.name,
         replaces: limits.replaces,

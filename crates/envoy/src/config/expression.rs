@@ -9,7 +9,7 @@
 //! In Limitador 1, entries had no `descriptors[0]`, and values did not need quotes. Tidegate also
 //! accepts the forms of Limitador 1.
 
-use crate::rules::limitador::{Comparison, Condition, EntryPath, Variable};
+use crate::rules::limitador::{EntryPath, EqualityOperator, LimitadorCondition, LimitadorVariable};
 
 /// The supported forms, for error messages.
 const CONDITIONS: &str =
@@ -21,19 +21,19 @@ const MAX_INDEX: usize = crate::MAX_DESCRIPTORS - 1;
 
 /// An expression, and whether it is in the syntax of Limitador 1.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Expression<T> {
+pub(super) struct ParsedExpression<T> {
     pub(super) value: T,
     pub(super) is_legacy: bool,
 }
 
 /// Parses a condition.
-pub(super) fn condition(source: &str) -> Result<Expression<Condition>, String> {
+pub(super) fn condition(source: &str) -> Result<ParsedExpression<LimitadorCondition>, String> {
     let unsupported = || format!("this condition is not supported; {CONDITIONS}");
     let (entry, rest) = entry(source.trim_start()).ok_or_else(unsupported)?;
     let rest = rest.trim_start();
     let (comparison, rest) = match (rest.strip_prefix("=="), rest.strip_prefix("!=")) {
-        (Some(rest), _) => (Comparison::Equal, rest),
-        (_, Some(rest)) => (Comparison::NotEqual, rest),
+        (Some(rest), _) => (EqualityOperator::Equal, rest),
+        (_, Some(rest)) => (EqualityOperator::NotEqual, rest),
         (None, None) => return Err(unsupported()),
     };
     let (value, is_quoted) = value(rest.trim()).ok_or_else(unsupported)?;
@@ -44,34 +44,34 @@ pub(super) fn condition(source: &str) -> Result<Expression<Condition>, String> {
     if !is_quoted && !entry.is_legacy {
         return Err(format!("the value has no quotes; {CONDITIONS}"));
     }
-    let value = Condition {
+    let value = LimitadorCondition {
         source: source.into(),
         entry: entry.value,
         comparison,
         value: value.into(),
     };
-    Ok(Expression { value, is_legacy })
+    Ok(ParsedExpression { value, is_legacy })
 }
 
 /// Parses a variable.
-pub(super) fn variable(source: &str) -> Result<Expression<Variable>, String> {
+pub(super) fn variable(source: &str) -> Result<ParsedExpression<LimitadorVariable>, String> {
     let unsupported = || format!("this variable is not supported; {VARIABLES}");
     let (entry, rest) = entry(source.trim_start()).ok_or_else(unsupported)?;
     if !rest.trim().is_empty() {
         return Err(unsupported());
     }
-    let value = Variable {
+    let value = LimitadorVariable {
         source: source.into(),
         entry: entry.value,
     };
-    Ok(Expression {
+    Ok(ParsedExpression {
         value,
         is_legacy: entry.is_legacy,
     })
 }
 
 /// Parses an entry at the beginning of `text`. Returns the entry and the rest of `text`.
-fn entry(text: &str) -> Option<(Expression<EntryPath>, &str)> {
+fn entry(text: &str) -> Option<(ParsedExpression<EntryPath>, &str)> {
     let Some(indexed) = text.strip_prefix("descriptors[") else {
         let (key, rest) = name(text)?;
         let is_function = rest.trim_start().starts_with(['(', '[']);
@@ -80,7 +80,7 @@ fn entry(text: &str) -> Option<(Expression<EntryPath>, &str)> {
             descriptor: 0,
             key: key.into(),
         };
-        let parsed = Expression {
+        let parsed = ParsedExpression {
             value,
             is_legacy: true,
         };
@@ -110,7 +110,7 @@ fn entry(text: &str) -> Option<(Expression<EntryPath>, &str)> {
         descriptor,
         key: key.into(),
     };
-    let parsed = Expression {
+    let parsed = ParsedExpression {
         value,
         is_legacy: false,
     };
@@ -162,9 +162,9 @@ mod tests {
 
     use super::*;
 
-    fn parsed(text: &str) -> Option<(usize, String, Comparison, String, bool)> {
-        let Expression { value, is_legacy } = condition(text).ok()?;
-        let Condition {
+    fn parsed(text: &str) -> Option<(usize, String, EqualityOperator, String, bool)> {
+        let ParsedExpression { value, is_legacy } = condition(text).ok()?;
+        let LimitadorCondition {
             entry,
             comparison,
             value,
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn conditions_in_common_use_are_parsed() {
-        use Comparison::{Equal, NotEqual};
+        use EqualityOperator::{Equal, NotEqual};
         for (text, descriptor, key, comparison, value, is_legacy) in [
             (
                 "descriptors[0]['req.method'] == 'GET'",
@@ -274,7 +274,7 @@ mod tests {
             ("descriptors[0].user_id", "user_id", false),
             ("user_id", "user_id", true),
         ] {
-            let Expression {
+            let ParsedExpression {
                 value,
                 is_legacy: legacy,
             } = variable(text).unwrap();
@@ -302,7 +302,7 @@ mod tests {
         fn every_quoted_value_is_read_back(key in ".{1,9}", value in ".{0,9}") {
             let quoted = |text: &str| format!("'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
             let text = format!("descriptors[3][{}] == {}", quoted(&key), quoted(&value));
-            let expected = (3, key, Comparison::Equal, value, false);
+            let expected = (3, key, EqualityOperator::Equal, value, false);
             prop_assert_eq!(parsed(&text), Some(expected));
         }
     }

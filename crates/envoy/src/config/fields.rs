@@ -2,7 +2,7 @@
 
 use tidegate_config::{report::Report, value::Value, yaml::Content};
 
-use super::scalar::{self, Scalar};
+use super::scalar::{self, TypedScalar};
 
 /// Returns the string value of a field, if the value is a scalar.
 pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
@@ -38,11 +38,11 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
         return false;
     };
     match scalar::of(value.content()) {
-        Some(Scalar::Truth(truth)) => truth,
-        Some(Scalar::Null) => false,
+        Some(TypedScalar::Truth(truth)) => truth,
+        Some(TypedScalar::Null) => false,
         // A fraction is not reported at this point, because the key check reports it as an error.
-        Some(Scalar::Fraction(_)) => false,
-        Some(Scalar::Whole(_) | Scalar::Text) | None => {
+        Some(TypedScalar::Fraction(_)) => false,
+        Some(TypedScalar::Whole(_) | TypedScalar::Text) | None => {
             unreadable(&value, "true or false", report);
             false
         }

@@ -11,7 +11,7 @@ use tidegate_config::{report::Report, value::Value, yaml::Content};
 use tidegate_core::LimitSpec;
 use tidegate_net::input::{nearest, shown};
 
-use super::scalar::{self, Scalar};
+use super::scalar::{self, TypedScalar};
 
 /// A kind of map in a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ fn check_value(value: &Value<'_>, kind: MapKind, name: &str, report: &mut Report
             }
         }
         content => {
-            if let Some(Scalar::Fraction(_)) = scalar::of(content) {
+            if let Some(TypedScalar::Fraction(_)) = scalar::of(content) {
                 value.wrong(report, "error checking config: a fraction is not a valid value here; quote the value if it is a string");
             }
         }
@@ -165,7 +165,7 @@ fn name_of<'n>(
         value.wrong(report, "config error, key is not of type string");
         return None;
     };
-    if key.and_then(scalar::of) != Some(Scalar::Text) {
+    if key.and_then(scalar::of) != Some(TypedScalar::Text) {
         value.wrong(
             report,
             format!("config error, key is not of type string: {}", shown(text)),

@@ -24,7 +24,7 @@ use tidegate_net::input::shown;
 
 use super::{
     fields::{field, flag, text, unreadable, wrong},
-    scalar::{self, Scalar},
+    scalar::{self, TypedScalar},
 };
 use crate::{
     Unit,
@@ -267,9 +267,9 @@ fn is_calendar(spec: &LimitSpec) -> bool {
 fn requests_per_unit(value: &Value<'_>, report: &mut Report) -> Option<u64> {
     let value = field(value, "requests_per_unit")?;
     let number = match scalar::of(value.content()) {
-        Some(Scalar::Whole(number)) => u32::try_from(number).ok(),
+        Some(TypedScalar::Whole(number)) => u32::try_from(number).ok(),
         // envoyproxy/ratelimit treats null like a missing value, which is 0.
-        Some(Scalar::Null) => Some(0),
+        Some(TypedScalar::Null) => Some(0),
         _ => None,
     };
     if number.is_none() {

@@ -16,14 +16,14 @@ use tidegate_core::{Algorithm, Limit, LimitError, Limits, Span, Window, bounds};
 
 use super::{
     File, FileMistake, FileMistakes, LoadedConfig,
-    expression::{self, Expression},
+    expression::{self, ParsedExpression},
     fields::{field, text, wrong},
     of_file,
-    scalar::{self, Scalar},
+    scalar::{self, TypedScalar},
 };
 use crate::{
     Unit,
-    rules::{Allowance, Detail, Rule, RuleLimits, limitador::LimitadorLimit},
+    rules::{Allowance, DescriptorRule, Detail, RuleLimits, limitador::LimitadorLimit},
 };
 
 /// The keys that a limit can have in the file.
@@ -112,12 +112,12 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
 }
 
 /// The identity of a limit. Two limits with the same identity would share their counters.
-type Identity = (String, u64, Vec<Box<str>>, Vec<Box<str>>);
+type LimitIdentity = (String, u64, Vec<Box<str>>, Vec<Box<str>>);
 
 fn read_document(
     document: &Document<'_>,
     loaded: &mut LoadedConfig,
-    known: &mut HashMap<Identity, usize>,
+    known: &mut HashMap<LimitIdentity, usize>,
 ) -> Report {
     let mut report = Report::default();
     let warnings = document.warnings.iter().cloned();
@@ -228,7 +228,11 @@ fn check_keys(item: &Value<'_>, report: &mut Report) {
 
 /// Builds the rule of a limit. As in Limitador, the fixed window of the rule begins with the first
 /// request.
-fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, LimitError> {
+fn rule(
+    name: Option<&str>,
+    max_value: u64,
+    seconds: u64,
+) -> Result<Arc<DescriptorRule>, LimitError> {
     let span = Span::from_secs(seconds);
     let limit = Limit::new(Algorithm::FixedWindow {
         limit: max_value,
@@ -241,7 +245,7 @@ fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, L
         window_seconds: seconds,
         variants: OnceLock::new(),
     };
-    Ok(Arc::new(Rule {
+    Ok(Arc::new(DescriptorRule {
         allowance: Allowance::Limited(limits),
         name: name.map(Arc::from),
         replaces: Box::default(),
@@ -262,7 +266,7 @@ fn number(
     report: &mut Report,
 ) -> Option<u64> {
     let found = field(item, name).and_then(|value| match scalar::of(value.content()) {
-        Some(Scalar::Whole(number)) => u64::try_from(number).ok(),
+        Some(TypedScalar::Whole(number)) => u64::try_from(number).ok(),
         _ => None,
     });
     let number = found.filter(|number| range.contains(number));
@@ -278,7 +282,7 @@ fn number(
 fn expressions<T>(
     item: &Value<'_>,
     name: &str,
-    parse: impl Fn(&str) -> Result<Expression<T>, String>,
+    parse: impl Fn(&str) -> Result<ParsedExpression<T>, String>,
     report: &mut Report,
 ) -> Vec<T> {
     let Some(list) = field(item, name) else {
@@ -306,7 +310,7 @@ fn expressions<T>(
             continue;
         };
         match parse(source) {
-            Ok(Expression {
+            Ok(ParsedExpression {
                 value: expression,
                 is_legacy,
             }) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_config::{report::Report, value::Value, yaml::Content};
 
-use super::scalar::{self, Scalar};
+use super::scalar::{self, TypedScalar};
 
 use crate::Metadata;
 
@@ -62,9 +62,9 @@ fn plain(content: &Content<'_>) -> Metadata {
         Content::Empty | Content::List(_) | Content::Map(_) => return Metadata::Null,
     };
     match scalar::of(content) {
-        Some(Scalar::Truth(truth)) => Metadata::Truth(truth),
-        Some(Scalar::Whole(number)) => Metadata::Number(approximate(number)),
-        Some(Scalar::Fraction(number)) if number.is_finite() => Metadata::Number(number),
+        Some(TypedScalar::Truth(truth)) => Metadata::Truth(truth),
+        Some(TypedScalar::Whole(number)) => Metadata::Number(approximate(number)),
+        Some(TypedScalar::Fraction(number)) if number.is_finite() => Metadata::Number(number),
         _ => Metadata::text(text),
     }
 }

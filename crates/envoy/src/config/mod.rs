@@ -19,7 +19,7 @@ use std::{collections::HashMap, fmt};
 pub use self::limitador::read_limitador;
 
 use super::rules::{ChargeMode, Domains};
-use descriptor::Reader;
+use descriptor::DescriptorReader;
 use tidegate_config::{
     MAX_FILE_BYTES, Mistake,
     envoy::DomainFiles,
@@ -187,7 +187,7 @@ pub(crate) fn interpret(
             .iter()
             .for_each(|warning| report.warn(warning.clone()));
         let root = Value::root(&document.root);
-        let reader = Reader {
+        let reader = DescriptorReader {
             charging: &charging,
             merging,
             first_files: &mut first_files,

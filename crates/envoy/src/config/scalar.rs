@@ -5,7 +5,7 @@ use tidegate_config::yaml::Content;
 
 /// The type of a scalar in YAML 1.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Scalar {
+pub(super) enum TypedScalar {
     Null,
     Truth(bool),
     Whole(i128),
@@ -14,27 +14,27 @@ pub(super) enum Scalar {
 }
 
 /// Returns the interpretation of `content`; `None` if it is a list or a map.
-pub(super) fn of(content: &Content<'_>) -> Option<Scalar> {
+pub(super) fn of(content: &Content<'_>) -> Option<TypedScalar> {
     match content {
-        Content::Empty => Some(Scalar::Null),
-        Content::Quoted(_) => Some(Scalar::Text),
+        Content::Empty => Some(TypedScalar::Null),
+        Content::Quoted(_) => Some(TypedScalar::Text),
         Content::Plain(text) => Some(resolve(text)),
         Content::List(_) | Content::Map(_) => None,
     }
 }
 
-fn resolve(text: &str) -> Scalar {
+fn resolve(text: &str) -> TypedScalar {
     match text {
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
-            Scalar::Truth(true)
+            TypedScalar::Truth(true)
         }
         "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
-            Scalar::Truth(false)
+            TypedScalar::Truth(false)
         }
         _ => whole(text)
-            .map(Scalar::Whole)
-            .or_else(|| fraction(text).map(Scalar::Fraction))
-            .unwrap_or(Scalar::Text),
+            .map(TypedScalar::Whole)
+            .or_else(|| fraction(text).map(TypedScalar::Fraction))
+            .unwrap_or(TypedScalar::Text),
     }
 }
 
@@ -86,37 +86,37 @@ mod tests {
     #[test]
     fn scalars_are_parsed_as_in_yaml_1_1() {
         for (text, expected) in [
-            ("yes", Scalar::Truth(true)),
-            ("Off", Scalar::Truth(false)),
-            ("yEs", Scalar::Text),
-            ("5", Scalar::Whole(5)),
-            ("-5", Scalar::Whole(-5)),
-            ("0x10", Scalar::Whole(16)),
-            ("010", Scalar::Whole(8)),
-            ("0b11", Scalar::Whole(3)),
-            ("1_000", Scalar::Whole(1_000)),
-            ("0", Scalar::Whole(0)),
-            ("1.5", Scalar::Fraction(1.5)),
-            ("1e3", Scalar::Fraction(1_000.0)),
-            (".5", Scalar::Fraction(0.5)),
-            ("0.25", Scalar::Fraction(0.25)),
-            ("09", Scalar::Fraction(9.0)),
-            ("-1.5", Scalar::Fraction(-1.5)),
-            ("+1.5", Scalar::Fraction(1.5)),
-            (".inf", Scalar::Fraction(f64::INFINITY)),
-            ("+.inf", Scalar::Fraction(f64::INFINITY)),
-            ("-.inf", Scalar::Fraction(f64::NEG_INFINITY)),
-            ("--.inf", Scalar::Text),
-            ("+-.inf", Scalar::Text),
-            ("--1.5", Scalar::Text),
-            ("-.nan", Scalar::Text),
-            ("50.0.0.5", Scalar::Text),
-            ("--5", Scalar::Text),
-            ("0x-5", Scalar::Text),
-            ("infinity", Scalar::Text),
-            ("minute", Scalar::Text),
-            ("_1", Scalar::Text),
-            ("", Scalar::Text),
+            ("yes", TypedScalar::Truth(true)),
+            ("Off", TypedScalar::Truth(false)),
+            ("yEs", TypedScalar::Text),
+            ("5", TypedScalar::Whole(5)),
+            ("-5", TypedScalar::Whole(-5)),
+            ("0x10", TypedScalar::Whole(16)),
+            ("010", TypedScalar::Whole(8)),
+            ("0b11", TypedScalar::Whole(3)),
+            ("1_000", TypedScalar::Whole(1_000)),
+            ("0", TypedScalar::Whole(0)),
+            ("1.5", TypedScalar::Fraction(1.5)),
+            ("1e3", TypedScalar::Fraction(1_000.0)),
+            (".5", TypedScalar::Fraction(0.5)),
+            ("0.25", TypedScalar::Fraction(0.25)),
+            ("09", TypedScalar::Fraction(9.0)),
+            ("-1.5", TypedScalar::Fraction(-1.5)),
+            ("+1.5", TypedScalar::Fraction(1.5)),
+            (".inf", TypedScalar::Fraction(f64::INFINITY)),
+            ("+.inf", TypedScalar::Fraction(f64::INFINITY)),
+            ("-.inf", TypedScalar::Fraction(f64::NEG_INFINITY)),
+            ("--.inf", TypedScalar::Text),
+            ("+-.inf", TypedScalar::Text),
+            ("--1.5", TypedScalar::Text),
+            ("-.nan", TypedScalar::Text),
+            ("50.0.0.5", TypedScalar::Text),
+            ("--5", TypedScalar::Text),
+            ("0x-5", TypedScalar::Text),
+            ("infinity", TypedScalar::Text),
+            ("minute", TypedScalar::Text),
+            ("_1", TypedScalar::Text),
+            ("", TypedScalar::Text),
         ] {
             assert_eq!(resolve(text), expected, "{text}");
         }

@@ -21,7 +21,7 @@ use tidegate_net::TlsFiles;
 
 use super::{
     Variables, redis_variables,
-    variables::{self, Reader},
+    variables::{self, VariableReader},
 };
 
 /// The variable for the admin token. Without the token, the admin listener is not reachable from
@@ -145,7 +145,7 @@ const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 /// Returns an error for each invalid value, and for each unsupported feature that cannot safely be
 /// ignored. Each error contains the name of the variable.
 pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
-    let mut reader = Reader::new(variables);
+    let mut reader = VariableReader::new(variables);
     refuse(&mut reader);
     let mut config = Config::default();
     listen(&mut config, &mut reader);
@@ -169,7 +169,7 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
 }
 
 /// Rejects variables for features that Tidegate does not support and cannot safely ignore.
-fn refuse(reader: &mut Reader<'_>) {
+fn refuse(reader: &mut VariableReader<'_>) {
     if reader
         .text("BACKEND_TYPE")
         .is_some_and(|kind| kind != "redis")
@@ -191,7 +191,7 @@ fn refuse(reader: &mut Reader<'_>) {
     }
 }
 
-fn listen(config: &mut Config, reader: &mut Reader<'_>) {
+fn listen(config: &mut Config, reader: &mut VariableReader<'_>) {
     config.listen.http = Some(address("HOST", "PORT", 8080, reader));
     config.listen.grpc = Some(address("GRPC_HOST", "GRPC_PORT", 8081, reader));
     config.listen.resp = None;
@@ -213,7 +213,7 @@ fn listen(config: &mut Config, reader: &mut Reader<'_>) {
     };
 }
 
-fn address(host: &str, port: &str, default: u16, reader: &mut Reader<'_>) -> SocketAddr {
+fn address(host: &str, port: &str, default: u16, reader: &mut VariableReader<'_>) -> SocketAddr {
     let host = reader.parsed(host, "an IP address", |text| match text {
         "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         address => address.parse().ok(),
@@ -237,7 +237,7 @@ fn metrics_address(text: &str) -> Option<SocketAddr> {
 }
 
 /// Returns whether the rules come from a control plane.
-fn is_xds(reader: &mut Reader<'_>) -> bool {
+fn is_xds(reader: &mut VariableReader<'_>) -> bool {
     let what = "FILE or GRPC_XDS_SOTW";
     let is_xds = reader.parsed("CONFIG_TYPE", what, |text| match text {
         "FILE" => Some(false),
@@ -247,7 +247,7 @@ fn is_xds(reader: &mut Reader<'_>) -> bool {
     is_xds.unwrap_or(false)
 }
 
-fn envoy(reader: &mut Reader<'_>) -> Envoy {
+fn envoy(reader: &mut VariableReader<'_>) -> Envoy {
     let mut envoy = Envoy::new(rules(reader));
     envoy.settings = variables::settings(reader);
     // Existing dashboards expect the metric names of envoyproxy/ratelimit.
@@ -256,7 +256,7 @@ fn envoy(reader: &mut Reader<'_>) -> Envoy {
     envoy
 }
 
-fn rules(reader: &mut Reader<'_>) -> RuleOrigin {
+fn rules(reader: &mut VariableReader<'_>) -> RuleOrigin {
     let merging = if reader.flag("MERGE_DOMAIN_CONFIG") {
         DomainFiles::Merged
     } else {
@@ -281,7 +281,7 @@ fn rules(reader: &mut Reader<'_>) -> RuleOrigin {
     })
 }
 
-fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
+fn grpc(config: &mut Config, reader: &mut VariableReader<'_>) {
     let age = reader.parsed("GRPC_MAX_CONNECTION_AGE", SPAN, span);
     config.grpc.max_connection_age = age.unwrap_or(config.grpc.max_connection_age);
     let grace = reader.parsed("GRPC_MAX_CONNECTION_AGE_GRACE", SPAN, span);
@@ -330,7 +330,7 @@ fn warn_of_open(config: &mut Config) {
     }
 }
 
-fn log_level(reader: &mut Reader<'_>) -> Option<&'static str> {
+fn log_level(reader: &mut VariableReader<'_>) -> Option<&'static str> {
     let what = "one of error, warn, info, debug, trace";
     reader.parsed("LOG_LEVEL", what, |text| {
         match text.to_lowercase().as_str() {
@@ -344,7 +344,7 @@ fn log_level(reader: &mut Reader<'_>) -> Option<&'static str> {
     })
 }
 
-fn json_log(reader: &mut Reader<'_>) -> Option<bool> {
+fn json_log(reader: &mut VariableReader<'_>) -> Option<bool> {
     reader.parsed("LOG_FORMAT", "one of text, json", |text| {
         match text.to_lowercase().as_str() {
             "json" => Some(true),

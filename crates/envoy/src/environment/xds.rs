@@ -10,7 +10,7 @@ use tidegate_core::Span;
 use tidegate_net::ClientTlsFiles;
 
 use super::{SPAN, span};
-use crate::variables::Reader;
+use crate::variables::VariableReader;
 
 /// The variables that have an effect only with `CONFIG_GRPC_XDS_SERVER_USE_TLS`.
 pub(super) const OF_TLS: &[&str] = &[
@@ -44,7 +44,7 @@ fn default_server() -> XdsServer {
 }
 
 /// Reads the settings of the client.
-pub(super) fn xds(reader: &mut Reader<'_>) -> XdsConfig {
+pub(super) fn xds(reader: &mut VariableReader<'_>) -> XdsConfig {
     let what = "a host and a port such as envoy-gateway:18001";
     let server = reader.parsed("CONFIG_GRPC_XDS_SERVER_URL", what, XdsServer::parse);
     let mut config = XdsConfig::new(server.unwrap_or_else(default_server));
@@ -77,7 +77,7 @@ pub(super) fn xds(reader: &mut Reader<'_>) -> XdsConfig {
 
 /// Reads the additional headers, such as `a:1,b:2`. Error messages do not contain the values, which
 /// may be credentials.
-fn headers(config: &mut XdsConfig, reader: &mut Reader<'_>) {
+fn headers(config: &mut XdsConfig, reader: &mut VariableReader<'_>) {
     const NAME: &str = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
     let Some(text) = reader.text(NAME) else {
         return;
@@ -101,7 +101,7 @@ fn headers(config: &mut XdsConfig, reader: &mut Reader<'_>) {
     }
 }
 
-fn backoff(config: &mut XdsConfig, reader: &mut Reader<'_>) {
+fn backoff(config: &mut XdsConfig, reader: &mut VariableReader<'_>) {
     let backoff = &mut config.backoff;
     for (name, setting) in [
         (
@@ -126,7 +126,7 @@ fn backoff(config: &mut XdsConfig, reader: &mut Reader<'_>) {
     }
 }
 
-fn tls(reader: &mut Reader<'_>) -> XdsTls {
+fn tls(reader: &mut VariableReader<'_>) -> XdsTls {
     let path = |name| reader.text(name).map(PathBuf::from);
     let ca = path("CONFIG_GRPC_XDS_SERVER_TLS_CACERT");
     let names = [

@@ -31,7 +31,7 @@ use tonic::{Code, Status};
 
 use super::{
     AuthorizationContext, GrpcContext,
-    fields::{Fields, MalformedMessage, Value},
+    fields::{FieldValue, MalformedMessage, MessageFields},
     proto::{
         envoy::{
             config::core::v3::{HeaderValue as WireHeader, HeaderValueOption},
@@ -50,20 +50,20 @@ const MAX_EXTENSIONS: usize = 32;
 
 /// The reason why a request is rejected without a decision.
 #[derive(Debug)]
-enum Refusal {
+enum RejectionReason {
     /// The message is malformed. Envoy never sends a malformed message.
     Message(Status),
     /// The client's request cannot be counted, so it must be denied.
     Client(String),
 }
 
-impl From<MalformedMessage> for Refusal {
+impl From<MalformedMessage> for RejectionReason {
     fn from(malformed: MalformedMessage) -> Self {
         Self::Message(malformed.into())
     }
 }
 
-impl From<AmbiguousRequest> for Refusal {
+impl From<AmbiguousRequest> for RejectionReason {
     fn from(ambiguous: AmbiguousRequest) -> Self {
         Self::Client(ambiguous.to_string())
     }
@@ -84,8 +84,8 @@ pub(super) async fn check(
     };
     match decide(&context.limiter, settings, sender, message).await {
         Ok(response) => Ok(response),
-        Err(Refusal::Message(status)) => Err(status),
-        Err(Refusal::Client(problem)) => {
+        Err(RejectionReason::Message(status)) => Err(status),
+        Err(RejectionReason::Client(problem)) => {
             let metrics = context.limiter.metrics();
             metrics.count_bad_request(ListenerKind::Grpc);
             let response = malformed_response(&problem);
@@ -99,7 +99,7 @@ async fn decide(
     settings: &AuthorizationContext,
     sender: IpAddr,
     message: &[u8],
-) -> Result<CheckResponse, Refusal> {
+) -> Result<CheckResponse, RejectionReason> {
     let attributes = Attributes::read(message)?;
     let headers = attributes.header_map()?;
     let identity = &settings.identity;
@@ -129,7 +129,7 @@ async fn decide(
         .iter()
         .map(|(name, value)| (*name, &**value))
         .collect();
-    let counted = |error: tidegate_core::RequestError| Refusal::Client(error.to_string());
+    let counted = |error: tidegate_core::RequestError| RejectionReason::Client(error.to_string());
     let request = Request::new(&entries, Cost::ONE).map_err(counted)?;
     let names = settings.headers.writer().rule_names();
     let now = limiter.now();
@@ -151,8 +151,8 @@ async fn decide(
     });
     checked.await.map_err(|error| match names {
         // Envoy passes the error on to the client.
-        RuleNames::Hidden => Refusal::Client(error.without_cause().to_string()),
-        RuleNames::Shown => Refusal::Client(error.to_string()),
+        RuleNames::Hidden => RejectionReason::Client(error.without_cause().to_string()),
+        RuleNames::Shown => RejectionReason::Client(error.to_string()),
     })
 }
 
@@ -263,9 +263,9 @@ struct Attributes<'m> {
 impl<'m> Attributes<'m> {
     /// Decodes a `CheckRequest`. If a message is repeated, its occurrences are merged, as in
     /// protobuf.
-    fn read(message: &'m [u8]) -> Result<Self, Refusal> {
+    fn read(message: &'m [u8]) -> Result<Self, RejectionReason> {
         let mut attributes = Self::default();
-        let mut fields = Fields::of(message);
+        let mut fields = MessageFields::of(message);
         while let Some((number, value)) = fields.next()? {
             if number == 1 {
                 attributes.read_context(value.bytes())?;
@@ -274,13 +274,13 @@ impl<'m> Attributes<'m> {
         Ok(attributes)
     }
 
-    fn read_context(&mut self, message: &'m [u8]) -> Result<(), Refusal> {
-        let mut fields = Fields::of(message);
+    fn read_context(&mut self, message: &'m [u8]) -> Result<(), RejectionReason> {
+        let mut fields = MessageFields::of(message);
         while let Some((number, value)) = fields.next()? {
             match number {
                 1 => self.peer = address(value.bytes())?.or(self.peer),
                 4 => {
-                    let mut fields = Fields::of(value.bytes());
+                    let mut fields = MessageFields::of(value.bytes());
                     while let Some((number, value)) = fields.next()? {
                         if number == 2 {
                             self.read_http(value.bytes())?;
@@ -293,7 +293,7 @@ impl<'m> Attributes<'m> {
                             "attributes.context_extensions: exceeds the maximum of \
                              {MAX_EXTENSIONS} entries"
                         );
-                        return Err(Refusal::Message(Status::invalid_argument(problem)));
+                        return Err(RejectionReason::Message(Status::invalid_argument(problem)));
                     }
                     let (name, value) = pair(value.bytes(), 2)?;
                     self.extensions.push((name.text()?, value.text()?));
@@ -304,8 +304,8 @@ impl<'m> Attributes<'m> {
         Ok(())
     }
 
-    fn read_http(&mut self, message: &'m [u8]) -> Result<(), Refusal> {
-        let mut fields = Fields::of(message);
+    fn read_http(&mut self, message: &'m [u8]) -> Result<(), RejectionReason> {
+        let mut fields = MessageFields::of(message);
         while let Some((number, value)) = fields.next()? {
             match number {
                 2 => self.method = lossy(value),
@@ -314,7 +314,7 @@ impl<'m> Attributes<'m> {
                 5 => self.host = lossy(value),
                 6 => self.scheme = lossy(value),
                 13 => {
-                    let mut fields = Fields::of(value.bytes());
+                    let mut fields = MessageFields::of(value.bytes());
                     while let Some((number, value)) = fields.next()? {
                         if number == 1 {
                             add(&mut self.raw, value.bytes(), 3)?;
@@ -331,7 +331,7 @@ impl<'m> Attributes<'m> {
     ///
     /// Without `encode_raw_headers`, Envoy joins all lines of the same header, so split the values
     /// again.
-    fn header_map(&self) -> Result<HeaderMap, Refusal> {
+    fn header_map(&self) -> Result<HeaderMap, RejectionReason> {
         let mut headers = HeaderMap::new();
         for (name, value) in &self.raw {
             append(&mut headers, name, value)?;
@@ -351,19 +351,19 @@ impl<'m> Attributes<'m> {
 
 /// Appends a header line. Pseudo-headers, such as `:path`, are skipped, because Envoy also sends
 /// them as attributes.
-fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), Refusal> {
+fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), RejectionReason> {
     if name.starts_with(b":") {
         return Ok(());
     }
     if headers.len() >= MAX_HEADER_LINES {
-        return Err(Refusal::Client(TooManyHeaderLines.to_string()));
+        return Err(RejectionReason::Client(TooManyHeaderLines.to_string()));
     }
     let name = HeaderName::from_bytes(name);
     let value = HeaderValue::from_bytes(value);
     // Envoy only sends names and values that are valid in HTTP.
     let (Ok(name), Ok(value)) = (name, value) else {
         let problem = "a header has a name or a value that HTTP does not allow".to_owned();
-        return Err(Refusal::Client(problem));
+        return Err(RejectionReason::Client(problem));
     };
     headers.append(name, value);
     Ok(())
@@ -375,7 +375,7 @@ fn add<'m>(
     headers: &mut Vec<(&'m [u8], &'m [u8])>,
     message: &'m [u8],
     value_field: u32,
-) -> Result<(), Refusal> {
+) -> Result<(), RejectionReason> {
     if headers.len() <= MAX_HEADER_LINES {
         let (name, value) = pair(message, value_field)?;
         headers.push((name.bytes(), value.bytes()));
@@ -385,9 +385,12 @@ fn add<'m>(
 
 /// Decodes a message whose key is in field 1, and whose value is in field `value_field` or, if this
 /// field is absent, in field 2.
-fn pair(message: &[u8], value_field: u32) -> Result<(Value<'_>, Value<'_>), MalformedMessage> {
-    let (mut key, mut value, mut text) = (Value::Other, Value::Other, Value::Other);
-    let mut fields = Fields::of(message);
+fn pair(
+    message: &[u8],
+    value_field: u32,
+) -> Result<(FieldValue<'_>, FieldValue<'_>), MalformedMessage> {
+    let (mut key, mut value, mut text) = (FieldValue::Other, FieldValue::Other, FieldValue::Other);
+    let mut fields = MessageFields::of(message);
     while let Some((number, field)) = fields.next()? {
         match number {
             1 => key = field,
@@ -396,24 +399,28 @@ fn pair(message: &[u8], value_field: u32) -> Result<(Value<'_>, Value<'_>), Malf
             _ => {}
         }
     }
-    let value = if value == Value::Other { text } else { value };
+    let value = if value == FieldValue::Other {
+        text
+    } else {
+        value
+    };
     Ok((key, value))
 }
 
 /// Decodes a peer's address. Returns `None` if the address is not an IP address.
 fn address(peer: &[u8]) -> Result<Option<IpAddr>, MalformedMessage> {
     let mut found = None;
-    let mut fields = Fields::of(peer);
+    let mut fields = MessageFields::of(peer);
     while let Some((number, value)) = fields.next()? {
         if number != 1 {
             continue;
         }
-        let mut kinds = Fields::of(value.bytes());
+        let mut kinds = MessageFields::of(value.bytes());
         while let Some((number, value)) = kinds.next()? {
             if number != 1 {
                 continue;
             }
-            let mut parts = Fields::of(value.bytes());
+            let mut parts = MessageFields::of(value.bytes());
             while let Some((number, value)) = parts.next()? {
                 if number == 2 {
                     found = value.text()?.parse().ok();
@@ -426,6 +433,6 @@ fn address(peer: &[u8]) -> Result<Option<IpAddr>, MalformedMessage> {
 
 /// Returns a string that may come from the client. Invalid UTF-8 is replaced by U+FFFD, so that the
 /// request can still be counted.
-fn lossy(value: Value<'_>) -> Cow<'_, str> {
+fn lossy(value: FieldValue<'_>) -> Cow<'_, str> {
     String::from_utf8_lossy(value.bytes())
 }

@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::routes::Routes;
+use super::routes::GrpcRoutes;
 
 /// The maximum total size of the headers of a call, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
@@ -48,7 +48,7 @@ impl Http2 {
         &self,
         stream: TcpStream,
         connection: &Connection,
-        routes: Arc<Routes>,
+        routes: Arc<GrpcRoutes>,
     ) {
         let Some(tls) = connection.tls_to_accept(self.tls.as_ref()) else {
             return self.serve_on(stream, connection, routes).await;
@@ -58,7 +58,7 @@ impl Http2 {
         }
     }
 
-    async fn serve_on<S>(&self, stream: S, connection: &Connection, routes: Arc<Routes>)
+    async fn serve_on<S>(&self, stream: S, connection: &Connection, routes: Arc<GrpcRoutes>)
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {

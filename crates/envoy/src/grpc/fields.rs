@@ -11,7 +11,7 @@ use tonic::Status;
 
 /// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Value<'m> {
+pub(super) enum FieldValue<'m> {
     Number(u64),
     LengthDelimited(&'m [u8]),
     /// A value with a wire type that is not used by any supported message.
@@ -20,7 +20,7 @@ pub(super) enum Value<'m> {
 
 /// An iterator over the fields of a message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fields<'m>(&'m [u8]);
+pub(super) struct MessageFields<'m>(&'m [u8]);
 
 /// The error for bytes that are not a valid protobuf message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,13 +38,13 @@ impl From<MalformedMessage> for Status {
     }
 }
 
-impl<'m> Fields<'m> {
+impl<'m> MessageFields<'m> {
     pub(super) const fn of(message: &'m [u8]) -> Self {
         Self(message)
     }
 
     /// Returns the number and value of the next field; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'m>)>, MalformedMessage> {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, FieldValue<'m>)>, MalformedMessage> {
         if self.0.is_empty() {
             return Ok(None);
         }
@@ -55,13 +55,15 @@ impl<'m> Fields<'m> {
             return Err(MalformedMessage("a field has the number 0"));
         }
         let value = match kind {
-            0 => Value::Number(self.varint()?),
-            1 => self.take(8).map(|_| Value::Other)?,
+            0 => FieldValue::Number(self.varint()?),
+            1 => self.take(8).map(|_| FieldValue::Other)?,
             2 => {
                 let length = self.varint()?;
-                Value::LengthDelimited(self.take(usize::try_from(length).unwrap_or(usize::MAX))?)
+                FieldValue::LengthDelimited(
+                    self.take(usize::try_from(length).unwrap_or(usize::MAX))?,
+                )
             }
-            5 => self.take(4).map(|_| Value::Other)?,
+            5 => self.take(4).map(|_| FieldValue::Other)?,
             _ => return Err(MalformedMessage("a field has an unknown wire type")),
         };
         Ok(Some((number, value)))
@@ -94,7 +96,7 @@ impl<'m> Fields<'m> {
     }
 }
 
-impl<'m> Value<'m> {
+impl<'m> FieldValue<'m> {
     /// Returns the bytes of a field; empty if the field has another type.
     pub(super) const fn bytes(self) -> &'m [u8] {
         match self {
@@ -126,7 +128,7 @@ impl<'m> Value<'m> {
 mod tests {
     use super::*;
 
-    fn all(mut fields: Fields<'_>) -> Result<Vec<(u32, Value<'_>)>, MalformedMessage> {
+    fn all(mut fields: MessageFields<'_>) -> Result<Vec<(u32, FieldValue<'_>)>, MalformedMessage> {
         let mut all = Vec::new();
         while let Some(field) = fields.next()? {
             all.push(field);
@@ -137,20 +139,26 @@ mod tests {
     #[test]
     fn every_wire_type_is_read_or_skipped() {
         let message = b"\x08\x96\x01\x12\x02hi\x1d\0\0\0\0\x21\0\0\0\0\0\0\0\0\x28\x01";
-        let read = all(Fields::of(message)).unwrap();
+        let read = all(MessageFields::of(message)).unwrap();
         assert_eq!(
             read,
             [
-                (1, Value::Number(150)),
-                (2, Value::LengthDelimited(b"hi")),
-                (3, Value::Other),
-                (4, Value::Other),
-                (5, Value::Number(1)),
+                (1, FieldValue::Number(150)),
+                (2, FieldValue::LengthDelimited(b"hi")),
+                (3, FieldValue::Other),
+                (4, FieldValue::Other),
+                (5, FieldValue::Number(1)),
             ]
         );
         let largest = b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01";
-        assert_eq!(all(Fields::of(largest)).unwrap()[0].1.number(), u64::MAX);
-        assert_eq!(all(Fields::of(largest)).unwrap()[0].1.number_32(), u32::MAX);
+        assert_eq!(
+            all(MessageFields::of(largest)).unwrap()[0].1.number(),
+            u64::MAX
+        );
+        assert_eq!(
+            all(MessageFields::of(largest)).unwrap()[0].1.number_32(),
+            u32::MAX
+        );
     }
 
     #[test]
@@ -166,8 +174,8 @@ mod tests {
             b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
             b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
         ] {
-            assert!(all(Fields::of(message)).is_err(), "{message:?}");
+            assert!(all(MessageFields::of(message)).is_err(), "{message:?}");
         }
-        assert!(Value::LengthDelimited(b"\xff").text().is_err());
+        assert!(FieldValue::LengthDelimited(b"\xff").text().is_err());
     }
 }

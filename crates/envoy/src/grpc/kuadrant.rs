@@ -11,7 +11,7 @@ use tidegate_limiter::metrics::ListenerKind;
 use tonic::Status;
 
 use super::{
-    fields::{Fields, MalformedMessage},
+    fields::{MalformedMessage, MessageFields},
     proto::{
         envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code as WireCode},
         kuadrant::service::ratelimit::v1::{CommitResponse, ReserveResponse},
@@ -147,7 +147,7 @@ fn unknown() -> RateLimitResponse {
 fn reserve_request(message: &[u8]) -> Result<ReserveRequest, Status> {
     let mut request = ReserveRequest::default();
     let mut ttl = None;
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => request.domain = value.text()?.to_owned(),
@@ -165,7 +165,7 @@ fn reserve_request(message: &[u8]) -> Result<ReserveRequest, Status> {
 
 fn commit_request(message: &[u8]) -> Result<CommitRequest, MalformedMessage> {
     let mut request = CommitRequest::default();
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => request.domain = value.text()?.to_owned(),
@@ -182,7 +182,7 @@ fn commit_request(message: &[u8]) -> Result<CommitRequest, MalformedMessage> {
 /// win.
 fn duration(message: &[u8], before: Option<(i64, i32)>) -> Result<(i64, i32), MalformedMessage> {
     let (mut seconds, mut nanos) = before.unwrap_or_default();
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => seconds = value.number().cast_signed(),

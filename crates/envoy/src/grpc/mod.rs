@@ -25,7 +25,7 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server};
 
 pub use self::connection::Http2;
-use self::routes::Routes;
+use self::routes::GrpcRoutes;
 #[cfg(any(test, fuzzing))]
 pub use self::transcript::{QuotaStream, check_transcript, rate_limit_transcript};
 
@@ -83,7 +83,7 @@ pub fn listen(
     context: GrpcContext,
     http2: Http2,
 ) -> io::Result<Listener> {
-    let routes = Arc::new(Routes::new(context, &server.shutdown_signal())?);
+    let routes = Arc::new(GrpcRoutes::new(context, &server.shutdown_signal())?);
     let http2 = Arc::new(http2);
     server.listen(socket, bounds, move |stream, connection| {
         let (http2, routes) = (Arc::clone(&http2), Arc::clone(&routes));

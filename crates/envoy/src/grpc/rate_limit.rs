@@ -11,7 +11,7 @@ use tidegate_limiter::metrics::ListenerKind;
 use tonic::Status;
 
 use super::{
-    fields::{Fields, MalformedMessage, Value},
+    fields::{FieldValue, MalformedMessage, MessageFields},
     proto::envoy::{
         config::core::v3::HeaderValue,
         service::ratelimit::v3::{
@@ -76,7 +76,7 @@ pub(super) fn status(error: &RlsError) -> Status {
 /// long.
 pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => request.domain = value.text()?.to_owned(),
@@ -92,7 +92,7 @@ pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessa
 /// length, which shows that the list is too long.
 pub(super) fn add_descriptor(
     descriptors: &mut Vec<Descriptor>,
-    value: Value<'_>,
+    value: FieldValue<'_>,
 ) -> Result<(), MalformedMessage> {
     if descriptors.len() <= MAX_DESCRIPTORS {
         descriptors.push(descriptor(value.bytes())?);
@@ -102,7 +102,7 @@ pub(super) fn add_descriptor(
 
 fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
     let mut descriptor = Descriptor::default();
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 if descriptor.entries.len() <= MAX_DESCRIPTOR_ENTRIES => {
@@ -119,7 +119,7 @@ fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
 
 fn entry(message: &[u8]) -> Result<(String, String), MalformedMessage> {
     let (mut key, mut value) = ("", "");
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, field)) = fields.next()? {
         match number {
             1 => key = field.text()?,
@@ -137,7 +137,7 @@ fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride,
         requests_per_unit: 0,
         unit: Unit::Unknown,
     });
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => limit.requests_per_unit = value.number_32(),
@@ -150,7 +150,7 @@ fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride,
 
 fn hits(message: &[u8], before: Option<u64>) -> Result<u64, MalformedMessage> {
     let mut hits = before.unwrap_or_default();
-    let mut fields = Fields::of(message);
+    let mut fields = MessageFields::of(message);
     while let Some((number, value)) = fields.next()? {
         if number == 1 {
             hits = value.number();

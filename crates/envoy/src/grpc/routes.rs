@@ -28,7 +28,7 @@ use super::{
     },
     quota::StreamedQuotas,
     rate_limit,
-    unary::{self, Reply},
+    unary::{self, GrpcResponseBody},
 };
 
 /// The paths of `ShouldRateLimit`. Like [`CHECK`] and the methods of [`kuadrant`], this method is
@@ -44,25 +44,25 @@ const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 type RouteFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// A service that handles all calls whose path starts with its name.
-struct Route {
+struct GrpcRoute {
     service: &'static str,
     call: Box<dyn Fn(Request<Incoming>) -> RouteFuture + Send + Sync>,
 }
 
 /// All services of the gRPC listener.
-pub(super) struct Routes {
+pub(super) struct GrpcRoutes {
     context: GrpcContext,
-    streamed: Vec<Route>,
+    streamed: Vec<GrpcRoute>,
 }
 
-impl std::fmt::Debug for Routes {
+impl std::fmt::Debug for GrpcRoutes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let services = self.streamed.iter().map(|route| route.service);
         f.debug_list().entries(services).finish()
     }
 }
 
-impl Routes {
+impl GrpcRoutes {
     pub(super) fn new(context: GrpcContext, shutdown: &Shutdown) -> io::Result<Self> {
         let quotas = StreamedQuotas::new(
             Arc::clone(&context.quotas),
@@ -80,10 +80,10 @@ impl Routes {
         Ok(Self {
             context,
             streamed: vec![
-                Route::to(QUOTA, quotas),
-                Route::to("grpc.health.v1.Health", health),
-                Route::to("grpc.reflection.v1.ServerReflection", v1),
-                Route::to("grpc.reflection.v1alpha.ServerReflection", v1alpha),
+                GrpcRoute::to(QUOTA, quotas),
+                GrpcRoute::to("grpc.health.v1.Health", health),
+                GrpcRoute::to("grpc.reflection.v1.ServerReflection", v1),
+                GrpcRoute::to("grpc.reflection.v1alpha.ServerReflection", v1alpha),
             ],
         })
     }
@@ -95,7 +95,7 @@ impl Routes {
         request: Request<Incoming>,
         peer: IpAddr,
         most: Duration,
-    ) -> Result<Response<Reply>, Infallible> {
+    ) -> Result<Response<GrpcResponseBody>, Infallible> {
         let time = super::timeout::of(request.headers(), most);
         let answered = timeout(time, self.route(request, peer, time)).await;
         answered.unwrap_or_else(|_| {
@@ -110,7 +110,7 @@ impl Routes {
         request: Request<Incoming>,
         peer: IpAddr,
         time: Duration,
-    ) -> Result<Response<Reply>, Infallible> {
+    ) -> Result<Response<GrpcResponseBody>, Infallible> {
         let path = request.uri().path();
         let began = Instant::now();
         let remaining = || time.saturating_sub(began.elapsed());
@@ -135,7 +135,7 @@ impl Routes {
         }
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {
-            Some(route) => Ok((route.call)(request).await?.map(Reply::Streamed)),
+            Some(route) => Ok((route.call)(request).await?.map(GrpcResponseBody::Streamed)),
             None => Ok(unary::failure(&Status::unimplemented("unknown service"))),
         }
     }
@@ -162,7 +162,7 @@ impl Routes {
         method: KuadrantMethod,
         request: Request<Incoming>,
         remaining: impl Fn() -> Duration,
-    ) -> Result<Response<Reply>, Infallible> {
+    ) -> Result<Response<GrpcResponseBody>, Infallible> {
         let shared = self.context.rate_limits.as_ref();
         let service = self.context.rate_limits.as_deref();
         let within = || super::timeout::for_store(remaining());
@@ -235,7 +235,7 @@ impl Routes {
     }
 }
 
-impl Route {
+impl GrpcRoute {
     fn to<S>(service: &'static str, server: S) -> Self
     where
         S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>

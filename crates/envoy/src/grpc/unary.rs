@@ -32,14 +32,14 @@ const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// The body of a response.
-pub(super) enum Reply {
+pub(super) enum GrpcResponseBody {
     /// One message, followed by the trailers of a successful call.
     Message(Option<Bytes>, Option<HeaderMap>),
     /// The response of a tonic service.
     Streamed(Body),
 }
 
-impl http_body::Body for Reply {
+impl http_body::Body for GrpcResponseBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -77,7 +77,7 @@ impl http_body::Body for Reply {
 pub(super) async fn call<M, F>(
     request: Request<Incoming>,
     answer: impl FnOnce(Result<Bytes, Status>) -> F,
-) -> Result<Response<Reply>, Infallible>
+) -> Result<Response<GrpcResponseBody>, Infallible>
 where
     M: Message,
     F: Future<Output = Result<M, Status>>,
@@ -90,14 +90,14 @@ where
 }
 
 /// Builds the response to a call that failed with `status`.
-pub(super) fn failure(status: &Status) -> Response<Reply> {
-    status.clone().into_http().map(Reply::Streamed)
+pub(super) fn failure(status: &Status) -> Response<GrpcResponseBody> {
+    status.clone().into_http().map(GrpcResponseBody::Streamed)
 }
 
 /// Builds the response to a request that is not gRPC; `None` for a gRPC request.
-fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
+fn refusal(request: &Request<Incoming>) -> Option<Response<GrpcResponseBody>> {
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(GRPC.as_bytes());
-    let mut refusal = Response::new(Reply::Streamed(Body::empty()));
+    let mut refusal = Response::new(GrpcResponseBody::Streamed(Body::empty()));
     if request.method() != Method::POST {
         *refusal.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         refusal
@@ -142,7 +142,7 @@ async fn message(body: Incoming) -> Result<Bytes, Status> {
     Ok(bytes)
 }
 
-fn success(message: &impl Message) -> Response<Reply> {
+fn success(message: &impl Message) -> Response<GrpcResponseBody> {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
     bytes.put_u8(0);
@@ -152,7 +152,10 @@ fn success(message: &impl Message) -> Response<Reply> {
     message.encode_raw(&mut bytes);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
-    let mut response = Response::new(Reply::Message(Some(bytes.freeze()), Some(trailers)));
+    let mut response = Response::new(GrpcResponseBody::Message(
+        Some(bytes.freeze()),
+        Some(trailers),
+    ));
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     response
 }

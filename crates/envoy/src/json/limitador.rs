@@ -18,7 +18,7 @@ use tidegate_net::{
 use super::{text, wrong};
 use crate::{
     Code, MAX_DESCRIPTOR_ENTRIES, RateLimitService, RlsError,
-    limitador::{HttpAnswer, HttpRequest, LimitStatus, ListedCounter},
+    limitador::{ApplicableLimit, HttpAnswer, HttpRequest, ListedCounter},
     rules::limitador::LimitadorLimit,
 };
 
@@ -117,16 +117,16 @@ pub async fn answer_limitador(
 
 /// The rate limit headers that the client has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Headers {
+enum RequestedHeaders {
     None,
     Draft03,
 }
 
 /// Parses the body of a request.
-fn read(body: &[u8]) -> Result<(HttpRequest, Headers), Problem> {
+fn read(body: &[u8]) -> Result<(HttpRequest, RequestedHeaders), Problem> {
     let members = object(body)?;
     let mut request = HttpRequest::default();
-    let (mut delta, mut headers) = (None, Headers::None);
+    let (mut delta, mut headers) = (None, RequestedHeaders::None);
     for (name, value) in &members {
         match (&**name, value) {
             ("namespace", Json::Text(text)) => request.namespace = text.to_string(),
@@ -161,10 +161,10 @@ fn read(body: &[u8]) -> Result<(HttpRequest, Headers), Problem> {
 }
 
 /// Returns the headers that `name` selects. Like Limitador, selects no headers for an unknown name.
-fn headers_of(name: &str) -> Headers {
+fn headers_of(name: &str) -> RequestedHeaders {
     match name {
-        "DraftVersion03" | "DRAFT_VERSION_03" => Headers::Draft03,
-        _ => Headers::None,
+        "DraftVersion03" | "DRAFT_VERSION_03" => RequestedHeaders::Draft03,
+        _ => RequestedHeaders::None,
     }
 }
 
@@ -215,17 +215,21 @@ fn checked_body(code: Code) -> Answer {
     }
 }
 
-fn checked_and_reported(limiter: &ServerLimiter, answer: &HttpAnswer, headers: Headers) -> Answer {
+fn checked_and_reported(
+    limiter: &ServerLimiter,
+    answer: &HttpAnswer,
+    headers: RequestedHeaders,
+) -> Answer {
     let body = response::json(StatusCode::OK, &Value::Null);
     let mut response = count_and_set_status(limiter, answer.code, body);
-    if headers == Headers::Draft03 {
+    if headers == RequestedHeaders::Draft03 {
         add_headers(response.headers_mut(), &answer.limits);
     }
     response
 }
 
 /// Adds the headers from `draft-polli-ratelimit-headers-03`, as Limitador does.
-fn add_headers(headers: &mut HeaderMap, limits: &[LimitStatus]) {
+fn add_headers(headers: &mut HeaderMap, limits: &[ApplicableLimit]) {
     let Some(first) = limits.first() else { return };
     let mut policies = first.max_value.to_string();
     for limit in limits {

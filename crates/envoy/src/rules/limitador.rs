@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use super::Rule;
+use super::DescriptorRule;
 use crate::Descriptor;
 
 /// The entry name that marks a condition in a counter key. No variable has this name.
@@ -24,32 +24,32 @@ pub(crate) struct LimitadorLimit {
     pub(crate) name: Option<Box<str>>,
     pub(crate) max_value: u64,
     pub(crate) seconds: u64,
-    pub(crate) conditions: Box<[Condition]>,
-    pub(crate) variables: Box<[Variable]>,
-    pub(crate) rule: Arc<Rule>,
+    pub(crate) conditions: Box<[LimitadorCondition]>,
+    pub(crate) variables: Box<[LimitadorVariable]>,
+    pub(crate) rule: Arc<DescriptorRule>,
 }
 
 /// A condition on an entry of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Condition {
+pub(crate) struct LimitadorCondition {
     /// The condition as written in the file.
     pub(crate) source: Box<str>,
     pub(crate) entry: EntryPath,
     /// Whether the entry's value must be equal to `value` or different from it.
-    pub(crate) comparison: Comparison,
+    pub(crate) comparison: EqualityOperator,
     pub(crate) value: Box<str>,
 }
 
 /// A comparison of two strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
+pub(crate) enum EqualityOperator {
     Equal,
     NotEqual,
 }
 
 /// A variable: an entry for which each value has a separate counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Variable {
+pub(crate) struct LimitadorVariable {
     /// The variable as written in the file.
     pub(crate) source: Box<str>,
     pub(crate) entry: EntryPath,
@@ -102,7 +102,7 @@ impl LimitadorLimit {
             return None;
         }
         let pairs = self.variables.iter().zip(parts);
-        let of_variable = |(variable, (name, value)): (&Variable, (&str, &str))| {
+        let of_variable = |(variable, (name, value)): (&LimitadorVariable, (&str, &str))| {
             let is_own = *variable.source == *name;
             is_own.then(|| (variable.source.clone(), value.to_owned()))
         };
@@ -118,7 +118,7 @@ impl LimitadorLimit {
     }
 }
 
-impl Condition {
+impl LimitadorCondition {
     /// Returns whether the condition holds. As in Limitador, a condition on a missing entry does
     /// not hold.
     fn holds(&self, descriptors: &[Descriptor]) -> bool {
@@ -126,8 +126,8 @@ impl Condition {
             return false;
         };
         match self.comparison {
-            Comparison::Equal => *value == *self.value,
-            Comparison::NotEqual => *value != *self.value,
+            EqualityOperator::Equal => *value == *self.value,
+            EqualityOperator::NotEqual => *value != *self.value,
         }
     }
 }

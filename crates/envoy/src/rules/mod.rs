@@ -10,6 +10,6 @@ mod wildcard;
 
 pub(crate) use self::{
     limits::RuleLimits,
-    rule::{Allowance, Detail, Rule},
-    tree::{ChargeMode, DeniedHits, Domain, Domains, Level, MatchedRule, Node},
+    rule::{Allowance, DescriptorRule, Detail},
+    tree::{ChargeMode, DeniedHits, Domain, Domains, MatchedRule, RuleLevel, RuleNode},
 };

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use tidegate_core::{Limits, Overrides, Rule as CoreRule, RuleOverrides, Timestamp};
+use tidegate_core::{Limits, Overrides, Rule, RuleOverrides, Timestamp};
 use tidegate_limiter::BuildCache;
 
 use super::limits::RuleLimits;
@@ -17,7 +17,7 @@ const CACHED_LIMITS: usize = 64;
 /// set overrides with the name and the key of the core rule.
 #[derive(Debug)]
 pub(crate) struct Overridable {
-    rule: Arc<CoreRule>,
+    rule: Arc<Rule>,
     overrides: Arc<RuleOverrides>,
     built: RwLock<BuildCache<LimitsId, Arc<RuleLimits>>>,
 }
@@ -41,7 +41,7 @@ impl Hash for LimitsId {
 }
 
 impl Overridable {
-    pub(super) fn new(rule: CoreRule, overrides: &Overrides) -> Self {
+    pub(super) fn new(rule: Rule, overrides: &Overrides) -> Self {
         Self {
             overrides: overrides.of_rule(rule.name()),
             rule: Arc::new(rule),
@@ -50,7 +50,7 @@ impl Overridable {
     }
 
     /// Returns the core rule with whose name and key operators set overrides.
-    pub(super) fn rule(&self) -> &Arc<CoreRule> {
+    pub(super) fn rule(&self) -> &Arc<Rule> {
         &self.rule
     }
 

@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use super::{limits::RuleLimits, overridable::Overridable};
-use crate::{Metadata, counters::Counters};
+use crate::{Metadata, counters::DescriptorCounters};
 
 /// The limits and options that apply to the descriptors that the rule matches.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub(crate) struct DescriptorRule {
     pub(crate) allowance: Allowance,
     /// The name of the rule in responses and in the `replaces` settings of other rules.
     pub(crate) name: Option<Arc<str>>,
@@ -23,13 +23,13 @@ pub(crate) struct Rule {
     /// The request values that appear in the rule's metrics.
     pub(crate) detail: Detail,
     /// The cached counters of the rule, if its metrics do not contain values from requests.
-    pub(crate) counters: OnceLock<Arc<Counters>>,
+    pub(crate) counters: OnceLock<Arc<DescriptorCounters>>,
     /// The core rule with whose name and key operators set overrides of this rule, built when it is
     /// first needed; `None` if no overrides can be set for the rule.
     pub(crate) overridable: OnceLock<Option<Box<Overridable>>>,
 }
 
-impl Rule {
+impl DescriptorRule {
     /// Carries over the usage that was counted under the limits of `old`.
     pub(super) fn inherit_counts(&mut self, old: &Self) {
         if let (Allowance::Limited(new), Allowance::Limited(old)) =

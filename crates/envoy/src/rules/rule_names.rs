@@ -15,20 +15,18 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{
-    Condition, Overrides, Pattern, Rule as CoreRule, When, bounds::MAX_KEY_ENTRIES,
-};
+use tidegate_core::{Condition, Overrides, Pattern, Rule, When, bounds::MAX_KEY_ENTRIES};
 use tidegate_limiter::DESCRIPTOR_RULE_PREFIX;
 
 use super::{
-    Allowance, Domain, Domains, Node, Rule, RuleLimits, limitador::LimitadorLimit,
+    Allowance, DescriptorRule, Domain, Domains, RuleLimits, RuleNode, limitador::LimitadorLimit,
     overridable::Overridable,
 };
 
 /// A level of a rule: its name in the tree, and its value in the configuration.
 struct RuleLevel<'d> {
     name: &'d str,
-    node: &'d Node,
+    node: &'d RuleNode,
 }
 
 impl RuleLevel<'_> {
@@ -49,13 +47,13 @@ impl RuleLevel<'_> {
     }
 }
 
-impl Rule {
+impl DescriptorRule {
     /// Returns the core rule for which the overrides of this rule are set; `describe` creates the
     /// core rule on first use. Returns `None` if no overrides can be set for this rule.
     fn overridable(
         &self,
         overrides: &Overrides,
-        describe: impl FnOnce(&RuleLimits) -> Option<CoreRule>,
+        describe: impl FnOnce(&RuleLimits) -> Option<Rule>,
     ) -> Option<&Overridable> {
         let Allowance::Limited(limits) = &self.allowance else {
             return None;
@@ -70,7 +68,7 @@ impl Rule {
 
 /// Creates the core rule for the overrides of a rule with these `levels` and `limits`. Returns
 /// `None` if the rule has no level or too many levels.
-fn describe(domain: &Domain, levels: &[RuleLevel<'_>], limits: &RuleLimits) -> Option<CoreRule> {
+fn describe(domain: &Domain, levels: &[RuleLevel<'_>], limits: &RuleLimits) -> Option<Rule> {
     if levels.is_empty() || levels.len() > MAX_KEY_ENTRIES {
         return None;
     }
@@ -78,7 +76,7 @@ fn describe(domain: &Domain, levels: &[RuleLevel<'_>], limits: &RuleLimits) -> O
     let name = format!("{DESCRIPTOR_RULE_PREFIX}{}/{}", domain.name, path.join("."));
     let keys: Vec<&str> = levels.iter().map(RuleLevel::key).collect();
     let conditions = levels.iter().filter_map(RuleLevel::condition).collect();
-    let rule = CoreRule::of_limits(&name, &keys, Arc::clone(&limits.limits));
+    let rule = Rule::of_limits(&name, &keys, Arc::clone(&limits.limits));
     Some(rule.when(When::all(conditions)))
 }
 
@@ -89,7 +87,7 @@ impl Domains {
     pub(crate) fn overridable<'d>(
         &self,
         domain: &Domain,
-        rule: &'d Rule,
+        rule: &'d DescriptorRule,
         entries: &[(String, String)],
     ) -> Option<&'d Overridable> {
         if self.overrides.is_empty() {
@@ -127,17 +125,13 @@ impl Domains {
             }
             let name = format!("{DESCRIPTOR_RULE_PREFIX}{}/{path}", domain.name);
             let keys: Vec<&str> = limit.variables.iter().map(|one| &*one.source).collect();
-            Some(CoreRule::of_limits(
-                &name,
-                &keys,
-                Arc::clone(&limits.limits),
-            ))
+            Some(Rule::of_limits(&name, &keys, Arc::clone(&limits.limits)))
         })
     }
 
     /// Returns the core rule for the overrides of the rule with the name `name`, if there is such a
     /// rule.
-    pub(crate) fn find_overridable(&self, name: &str) -> Option<Arc<CoreRule>> {
+    pub(crate) fn find_overridable(&self, name: &str) -> Option<Arc<Rule>> {
         let address = name.strip_prefix(DESCRIPTOR_RULE_PREFIX)?;
         // A domain can contain slashes, too.
         let slashes = address.match_indices('/').map(|(at, _)| at);
@@ -164,7 +158,7 @@ fn find_path<'d>(
     domain: &'d Domain,
     path: &str,
     levels: &mut Vec<RuleLevel<'d>>,
-) -> Option<&'d Rule> {
+) -> Option<&'d DescriptorRule> {
     let level = match levels.last() {
         Some(last) => &last.node.children,
         None => &domain.root,

@@ -21,7 +21,7 @@ use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
 use tidegate_core::Overrides;
 
-use super::{Rule, limitador::LimitadorLimit, wildcard::Wildcard};
+use super::{DescriptorRule, limitador::LimitadorLimit, wildcard::Wildcard};
 
 /// The rules of all domains in the configuration.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
     /// How the descriptors of a request are charged: each separately, or all or none.
     pub(crate) charging: ChargeMode,
-    pub(crate) root: Level,
+    pub(crate) root: RuleLevel,
     /// The limits of a Limitador limits file. A domain has either limits from a Limitador limits
     /// file or a rule tree.
     pub(crate) limitador: Vec<LimitadorLimit>,
@@ -64,17 +64,17 @@ pub(crate) enum DeniedHits {
 
 /// The children of a node or of a domain in the rule tree.
 #[derive(Debug, Default)]
-pub(crate) struct Level {
-    children: HashMap<Box<str>, Node>,
+pub(crate) struct RuleLevel {
+    children: HashMap<Box<str>, RuleNode>,
     /// The names of the children that contain `*`, in file order.
     wildcards: Vec<(Wildcard, Box<str>)>,
 }
 
 /// A node of the rule tree.
 #[derive(Debug, Default)]
-pub(crate) struct Node {
-    pub(crate) rule: Option<Arc<Rule>>,
-    pub(crate) children: Level,
+pub(crate) struct RuleNode {
+    pub(crate) rule: Option<Arc<DescriptorRule>>,
+    pub(crate) children: RuleLevel,
     /// The value in the configuration file, if there is one.
     pub(crate) value: Option<Box<str>>,
     /// Whether all matching values share one counter.
@@ -86,8 +86,8 @@ pub(crate) struct Node {
 /// The rule for a descriptor, and the nodes on the path to the rule, one per entry.
 #[derive(Debug)]
 pub(crate) struct MatchedRule<'d> {
-    pub(crate) rule: &'d Arc<Rule>,
-    pub(crate) path: Vec<&'d Node>,
+    pub(crate) rule: &'d Arc<DescriptorRule>,
+    pub(crate) path: Vec<&'d RuleNode>,
 }
 
 impl Domains {
@@ -99,7 +99,7 @@ impl Domains {
         self.by_name.entry(name.into()).or_insert_with(|| Domain {
             name: name.into(),
             charging: ChargeMode::default(),
-            root: Level::default(),
+            root: RuleLevel::default(),
             limitador: Vec::new(),
         })
     }
@@ -155,7 +155,7 @@ impl Domain {
     }
 }
 
-impl Node {
+impl RuleNode {
     /// Returns the value for the counter key. If all matching values share one counter, the result
     /// is the pattern. If each value has its own counter, the result is `value` itself.
     pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
@@ -166,8 +166,8 @@ impl Node {
     }
 }
 
-impl Level {
-    fn child(&self, key: &str, value: &str, joined: &mut String) -> Option<&Node> {
+impl RuleLevel {
+    fn child(&self, key: &str, value: &str, joined: &mut String) -> Option<&RuleNode> {
         self.named_child(key, value, joined).map(|(_, node)| node)
     }
 
@@ -177,7 +177,7 @@ impl Level {
         key: &str,
         value: &str,
         joined: &mut String,
-    ) -> Option<(&str, &Node)> {
+    ) -> Option<(&str, &RuleNode)> {
         joined.clear();
         // Writing into a `String` cannot fail.
         let _ = write!(joined, "{key}_{value}");
@@ -192,7 +192,7 @@ impl Level {
     }
 
     /// Returns the child with this name.
-    pub(super) fn named(&self, name: &str) -> Option<(&str, &Node)> {
+    pub(super) fn named(&self, name: &str) -> Option<(&str, &RuleNode)> {
         let (name, node) = self.children.get_key_value(name)?;
         Some((name, node))
     }
@@ -218,7 +218,7 @@ impl Level {
     }
 
     /// Adds a child. If the name already exists, changes nothing and returns false.
-    pub(crate) fn add(&mut self, name: String, node: Node) -> bool {
+    pub(crate) fn add(&mut self, name: String, node: RuleNode) -> bool {
         if self.children.contains_key(name.as_str()) {
             return false;
         }

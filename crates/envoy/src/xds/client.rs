@@ -23,10 +23,10 @@ use tonic::{Request, Streaming, client::Grpc, metadata::MetadataMap};
 use tonic_prost::ProstCodec;
 
 use super::{
-    connection::{Connection, origin},
+    connection::{XdsConnection, origin},
     resources::{self, TYPE_URL},
     response::BoundedResponse,
-    status::Status,
+    status::XdsStatus,
 };
 use crate::{
     FileMistake, LoadedConfig, RateLimitService,
@@ -65,7 +65,7 @@ pub struct XdsClient {
     config: XdsConfig,
     service: Arc<RateLimitService>,
     initial: InitialConfig,
-    status: Status,
+    status: XdsStatus,
 }
 
 /// The reason why a session with the control plane has ended.
@@ -92,7 +92,7 @@ impl XdsClient {
             config,
             service,
             initial,
-            status: Status::default(),
+            status: XdsStatus::default(),
         }
     }
 
@@ -102,7 +102,7 @@ impl XdsClient {
         &self.service
     }
 
-    pub(crate) fn status(&self) -> &Status {
+    pub(crate) fn status(&self) -> &XdsStatus {
         &self.status
     }
 
@@ -178,7 +178,7 @@ impl XdsClient {
     /// Connects once, and receives configurations until the stream ends.
     async fn session(&self) -> SessionEnd {
         let counts = &self.status.counts;
-        let connection = match Connection::open(&self.config).await {
+        let connection = match XdsConnection::open(&self.config).await {
             Ok(connection) => connection,
             Err(error) => {
                 counts.failed_connections.increment();
@@ -202,7 +202,7 @@ impl XdsClient {
 
     /// Opens the stream, and applies responses until the stream ends. Returns the reason why it
     /// ended.
-    async fn follow(&self, connection: &Connection, has_responded: &mut bool) -> String {
+    async fn follow(&self, connection: &XdsConnection, has_responded: &mut bool) -> String {
         let (requests, receiver) = mpsc::channel(QUEUED_REQUESTS);
         let opened = pin!(self.open(connection, &requests, receiver));
         let mut responses = match self.with_notice(opened).await {
@@ -243,7 +243,7 @@ impl XdsClient {
     /// Opens the stream with the first request.
     async fn open(
         &self,
-        connection: &Connection,
+        connection: &XdsConnection,
         requests: &mpsc::Sender<DiscoveryRequest>,
         receiver: mpsc::Receiver<DiscoveryRequest>,
     ) -> Result<Streaming<BoundedResponse>, String> {

@@ -66,18 +66,18 @@ pub(super) enum ConnectError {
 
 /// An HTTP/2 connection. Dropping this value closes the connection.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct XdsConnection {
     sender: http2::SendRequest<Body>,
     driver: JoinHandle<()>,
 }
 
-impl Drop for Connection {
+impl Drop for XdsConnection {
     fn drop(&mut self) {
         self.driver.abort();
     }
 }
 
-impl Connection {
+impl XdsConnection {
     /// Connects to the control plane in `config`, within its timeout. The TLS files are read for
     /// each connection, so that renewed certificates are used.
     pub(super) async fn open(config: &XdsConfig) -> Result<Self, ConnectError> {

@@ -23,7 +23,7 @@ impl Count {
 
 /// The numbers of connections and responses since the server started.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct XdsCounts {
     pub(crate) connections: Count,
     pub(crate) failed_connections: Count,
     /// The number of closed streams.
@@ -36,7 +36,7 @@ pub(crate) struct Counts {
 
 /// The state of the xDS client.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct XdsState {
     /// Whether a stream is open.
     pub(crate) is_connected: bool,
     /// The version of the active configuration; `None` before the first configuration.
@@ -55,13 +55,13 @@ pub(crate) struct State {
 
 /// The state and the counts of the xDS client.
 #[derive(Debug, Default)]
-pub(crate) struct Status {
-    pub(crate) counts: Counts,
-    state: Mutex<State>,
+pub(crate) struct XdsStatus {
+    pub(crate) counts: XdsCounts,
+    state: Mutex<XdsState>,
 }
 
-impl Status {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+impl XdsStatus {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, XdsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

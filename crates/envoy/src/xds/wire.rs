@@ -13,7 +13,7 @@ const MAX_DEPTH: usize = 100;
 
 /// The types of the messages in a resource.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum MessageKind {
     Config,
     Descriptor,
     Policy,
@@ -24,7 +24,7 @@ enum Kind {
     List,
 }
 
-impl Kind {
+impl MessageKind {
     /// Returns the type of the messages in a field. Returns `None` if the field does not contain
     /// messages.
     const fn inside(self, field: u32) -> Option<Self> {
@@ -61,10 +61,10 @@ impl Kind {
 /// Returns an error if a message is malformed. It must then not be decoded, because the decoder
 /// reads the fields in a message even if they extend beyond the end of the message.
 pub(super) fn count_elements(config: &[u8]) -> Result<usize, DecodeError> {
-    count(Kind::Config, config, 0)
+    count(MessageKind::Config, config, 0)
 }
 
-fn count(kind: Kind, mut message: &[u8], depth: usize) -> Result<usize, DecodeError> {
+fn count(kind: MessageKind, mut message: &[u8], depth: usize) -> Result<usize, DecodeError> {
     let mut elements = 0;
     while !message.is_empty() {
         let (field, wire_type) = decode_key(&mut message)?;

@@ -85,7 +85,7 @@ pub enum Assignment {
 }
 
 /// The changed assignments, at most one per stream.
-pub(super) type Changes = Vec<(StreamId, Assignment)>;
+pub(super) type AssignmentChanges = Vec<(StreamId, Assignment)>;
 
 /// One quota bucket. The bucket has a [`Seat`] for each stream that uses it.
 #[derive(Debug)]
@@ -169,7 +169,12 @@ impl Bucket {
     /// Records a report from `stream`. The first report adds the stream to the bucket. Always
     /// returns the assignment of `stream`, and also returns the changed assignments of other
     /// streams.
-    pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
+    pub(super) fn report(
+        &mut self,
+        stream: StreamId,
+        usage: Usage,
+        now: Timestamp,
+    ) -> AssignmentChanges {
         let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
         let at = self.record_report(stream, usage, now);
@@ -186,7 +191,7 @@ impl Bucket {
 
     /// Applies a limit that may have changed. Returns the assignments that change immediately. All
     /// other assignments change when their streams report.
-    pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
+    pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> AssignmentChanges {
         self.set_limit(limit, now);
         self.take_changes()
     }
@@ -197,7 +202,7 @@ impl Bucket {
     }
 
     /// Removes `stream` from the bucket, and redistributes its share among the other streams.
-    pub(super) fn remove_stream(&mut self, stream: StreamId, now: Timestamp) -> Changes {
+    pub(super) fn remove_stream(&mut self, stream: StreamId, now: Timestamp) -> AssignmentChanges {
         self.remove_seat(stream);
         self.begin_window_if_due(now);
         self.redistribute();
@@ -206,7 +211,7 @@ impl Bucket {
 
     /// Begins the next window if the current window has ended. In a new window, every stream gets a
     /// new grant.
-    pub(super) fn roll(&mut self, now: Timestamp) -> Changes {
+    pub(super) fn roll(&mut self, now: Timestamp) -> AssignmentChanges {
         self.begin_window_if_due(now);
         self.take_changes()
     }
@@ -227,7 +232,7 @@ impl Bucket {
     }
 
     /// Returns the assignments that have changed since the last call.
-    fn take_changes(&mut self) -> Changes {
+    fn take_changes(&mut self) -> AssignmentChanges {
         let change = |seat: &mut Seat| {
             std::mem::take(&mut seat.must_send).then_some((seat.stream, seat.assignment))
         };
@@ -240,7 +245,7 @@ impl Bucket {
 
     /// Removes all streams that have not reported for [`SILENCE`], except `stream`. Returns
     /// DENY_ALL assignments for the removed streams.
-    fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
+    fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> AssignmentChanges {
         let is_silent =
             |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
         let silent = self.seats.extract_if(.., is_silent);

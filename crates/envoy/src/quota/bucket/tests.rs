@@ -32,7 +32,7 @@ fn used_in(elapsed: Span, allowed: u64, denied: u64) -> Usage {
 const A: StreamId = StreamId(1);
 const B: StreamId = StreamId(2);
 
-fn of(changes: &Changes, stream: StreamId) -> Option<Assignment> {
+fn of(changes: &AssignmentChanges, stream: StreamId) -> Option<Assignment> {
     let found = changes.iter().find(|(of, _)| *of == stream);
     found.map(|(_, assignment)| *assignment)
 }
@@ -250,7 +250,7 @@ impl World {
         self.assign(changes);
     }
 
-    fn assign(&mut self, changes: Changes) {
+    fn assign(&mut self, changes: AssignmentChanges) {
         for (stream, assignment) in changes {
             let envoy = &mut self.envoys[usize::try_from(stream.0).unwrap()];
             // If the assignment is unchanged, Envoy only extends it, and does not refill the token

@@ -12,7 +12,7 @@ use tidegate_config::quota::{BucketId, QuotaLimit, QuotaRule};
 use tidegate_core::Timestamp;
 use tokio::sync::mpsc;
 
-use super::bucket::{Assignment, Bucket, Changes, StreamId, Usage};
+use super::bucket::{Assignment, AssignmentChanges, Bucket, StreamId, Usage};
 
 /// The maximum number of buckets per stream. The server asks Envoy to abandon any additional
 /// bucket.
@@ -39,28 +39,28 @@ pub struct QuotaCounts {
     pub streams: usize,
 }
 
-type Key = (Box<str>, BucketId);
+type BucketKey = (Box<str>, BucketId);
 
 /// The quotas of one server: the rules, the buckets, and the streams that use the buckets.
 #[derive(Debug, Default)]
 pub struct Quotas {
     next_stream: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<QuotaState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QuotaState {
     rules: Vec<QuotaRule>,
-    buckets: HashMap<Key, Bucket>,
-    streams: HashMap<StreamId, Stream>,
+    buckets: HashMap<BucketKey, Bucket>,
+    streams: HashMap<StreamId, QuotaStream>,
     /// The buckets without streams, ordered by the end of the window to which their usage belongs.
-    vacant: BTreeSet<(Timestamp, Key)>,
+    vacant: BTreeSet<(Timestamp, BucketKey)>,
 }
 
 #[derive(Debug)]
-struct Stream {
+struct QuotaStream {
     outbox: mpsc::Sender<BucketAssignments>,
-    buckets: HashSet<Key>,
+    buckets: HashSet<BucketKey>,
     /// The earliest end of a window among the stream's buckets.
     window_end: Option<Timestamp>,
 }
@@ -91,7 +91,7 @@ impl Quotas {
     pub fn add_stream(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
-        let joined = Stream {
+        let joined = QuotaStream {
             outbox,
             buckets: HashSet::new(),
             window_end: None,
@@ -175,7 +175,7 @@ impl Quotas {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QuotaState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -187,7 +187,7 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
 
 type Notifications = HashMap<StreamId, BucketAssignments>;
 
-fn add_notifications(notifications: &mut Notifications, id: &BucketId, changes: Changes) {
+fn add_notifications(notifications: &mut Notifications, id: &BucketId, changes: AssignmentChanges) {
     for (stream, assignment) in changes {
         notifications
             .entry(stream)
@@ -196,16 +196,16 @@ fn add_notifications(notifications: &mut Notifications, id: &BucketId, changes: 
     }
 }
 
-impl State {
+impl QuotaState {
     /// Records a report, and returns the assignments to send. Returns `None` if a maximum number of
     /// buckets is reached.
     fn report(
         &mut self,
         stream: StreamId,
-        key: &Key,
+        key: &BucketKey,
         usage: Usage,
         now: Timestamp,
-    ) -> Option<Changes> {
+    ) -> Option<AssignmentChanges> {
         let rule = self.rules.iter().find(|rule| rule.applies(&key.0, &key.1));
         let Some(limit) = rule.map(|rule| rule.limit) else {
             self.release(stream, key);
@@ -256,7 +256,7 @@ impl State {
     }
 
     /// Removes `stream` from a bucket that no longer matches any quota.
-    fn release(&mut self, stream: StreamId, key: &Key) {
+    fn release(&mut self, stream: StreamId, key: &BucketKey) {
         let open_stream = self.streams.get_mut(&stream);
         if open_stream.is_some_and(|stream| stream.buckets.remove(key)) {
             if let Some(bucket) = self.buckets.get_mut(key) {
@@ -269,7 +269,7 @@ impl State {
     /// Marks a bucket without streams for removal at the end of its window, because its usage
     /// counts until then. The bucket of a rate is removed immediately, because it has no usage to
     /// keep.
-    fn vacate(&mut self, key: Key) {
+    fn vacate(&mut self, key: BucketKey) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
             return;
         };
@@ -288,7 +288,7 @@ impl State {
     fn seat(
         &mut self,
         stream: StreamId,
-        key: &Key,
+        key: &BucketKey,
         limit: QuotaLimit,
         now: Timestamp,
     ) -> Option<&mut Bucket> {
