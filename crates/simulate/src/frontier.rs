@@ -6,7 +6,7 @@ use tidegate_core::{Algorithm, Limit, LimitError, Rate};
 
 use crate::{
     backlog::TriedRate,
-    replay::{KeyCounts, Replay},
+    replay::{KeyCounts, RuleSetReplay},
     share::Share,
 };
 
@@ -45,7 +45,7 @@ pub struct FrontierPoint {
 }
 
 /// Suggests bursts for each bucket of each rule.
-pub(crate) fn frontiers(replay: &Replay<'_>, share: Share) -> Vec<Frontier> {
+pub(crate) fn frontiers(replay: &RuleSetReplay<'_>, share: Share) -> Vec<Frontier> {
     let mut frontiers = Vec::new();
     for (rule, counts) in replay.rule_set.iter().zip(&replay.rules) {
         let keys: Vec<&KeyCounts> = counts.keys.values().collect();

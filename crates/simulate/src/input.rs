@@ -136,7 +136,7 @@ pub enum InputError {
 
 /// The result of reading a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum LineStatus {
     /// The line is in the buffer.
     Whole,
     /// The line is longer than [`MAX_LINE_BYTES`] and was skipped.
@@ -190,12 +190,12 @@ impl LogReader {
     }
 
     /// Reads the next line into `line`, without its line terminator.
-    pub(crate) fn next_line(&mut self, line: &mut Vec<u8>) -> io::Result<Line> {
+    pub(crate) fn next_line(&mut self, line: &mut Vec<u8>) -> io::Result<LineStatus> {
         line.clear();
         let most = MAX_LINE_BYTES as u64 + 1;
         let read = (&mut self.lines).take(most).read_until(b'\n', line)?;
         if read == 0 {
-            return Ok(Line::End);
+            return Ok(LineStatus::End);
         }
         if line.last() == Some(&b'\n') {
             line.pop();
@@ -205,9 +205,9 @@ impl LogReader {
         } else if line.len() > MAX_LINE_BYTES {
             line.truncate(MAX_LINE_BYTES);
             self.lines.skip_until(b'\n')?;
-            return Ok(Line::TooLong);
+            return Ok(LineStatus::TooLong);
         }
-        Ok(Line::Whole)
+        Ok(LineStatus::Whole)
     }
 }
 
@@ -375,9 +375,9 @@ mod tests {
         let mut lines = Vec::new();
         loop {
             match reader.next_line(&mut line).unwrap() {
-                Line::Whole => lines.push(String::from_utf8(line.clone()).unwrap()),
-                Line::TooLong => lines.push("too long".to_owned()),
-                Line::End => return lines,
+                LineStatus::Whole => lines.push(String::from_utf8(line.clone()).unwrap()),
+                LineStatus::TooLong => lines.push("too long".to_owned()),
+                LineStatus::End => return lines,
             }
         }
     }
@@ -468,7 +468,7 @@ mod tests {
             let failed = loop {
                 match reader.next_line(&mut line) {
                     Err(error) => break error,
-                    Ok(Line::End) => {
+                    Ok(LineStatus::End) => {
                         panic!("a truncated file was read to its end without an error")
                     }
                     Ok(_) => {}

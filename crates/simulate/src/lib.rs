@@ -43,7 +43,7 @@ use tidegate_core::Timestamp;
 
 use self::{
     compare::Differences,
-    replay::Replay,
+    replay::RuleSetReplay,
     stream::{Extraction, LogStream},
 };
 pub use self::{
@@ -130,12 +130,12 @@ impl<'r> Simulation<'r> {
             extractors: files.map(|rules| &rules.extractor).collect(),
             response,
         };
-        let mut replay = Replay::new(self.rules);
+        let mut replay = RuleSetReplay::new(self.rules);
         if self.suggest.is_some() {
             replay.record_suggestions();
         }
-        let mut other = self.against.map(Replay::new);
-        let mut candidates: Vec<Replay<'_>> = self
+        let mut other = self.against.map(RuleSetReplay::new);
+        let mut candidates: Vec<RuleSetReplay<'_>> = self
             .sweep
             .map(|sweep| sweep.replays(self.rules))
             .unwrap_or_default();

@@ -16,7 +16,7 @@ const REDACTED: &str = "REDACTED";
 
 /// The content of one log line.
 #[derive(Debug, Default)]
-pub(crate) struct Record<'l> {
+pub(crate) struct LogRecord<'l> {
     time: Option<Timestamp>,
     is_completion: bool,
     duration: Option<u64>,
@@ -43,7 +43,7 @@ pub(crate) struct Record<'l> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRequest(pub(crate) &'static str);
 
-impl<'l> Record<'l> {
+impl<'l> LogRecord<'l> {
     /// Sets `field` to `value`, which must not be empty. Returns false if the value is invalid.
     pub(crate) fn set(&mut self, field: &Field, value: Cow<'l, str>) -> bool {
         match field {
@@ -262,7 +262,7 @@ mod tests {
             ),
             ("GET /", "GET", "/"),
         ] {
-            let mut record = Record::default();
+            let mut record = LogRecord::default();
             assert!(record.set(&Field::RequestLine, Cow::Borrowed(line)));
             let parts = record.into_parts().unwrap();
             assert_eq!(parts.method, method);
@@ -273,7 +273,7 @@ mod tests {
             ("G\u{1}T / HTTP/1.1", "the method is invalid"),
             ("GET /\u{0} HTTP/1.1", "the request target is invalid"),
         ] {
-            let mut record = Record::default();
+            let mut record = LogRecord::default();
             record.set(&Field::RequestLine, Cow::Borrowed(line));
             assert_eq!(record.into_parts().unwrap_err(), NoRequest(problem));
         }
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_field_that_the_log_lacks_is_no_entry() {
-        let parts = Record::default().into_parts().unwrap();
+        let parts = LogRecord::default().into_parts().unwrap();
         let entries = parts.extensions.get::<Entries>().unwrap();
         assert_eq!(
             (entries.get("path"), entries.get("method")),
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn redacted_headers_are_absent() {
-        let mut record = Record::default();
+        let mut record = LogRecord::default();
         record.add_header(&header::AUTHORIZATION, "REDACTED");
         record.add_header(&header::ACCEPT, "*/*");
         assert_eq!(record.into_parts().unwrap().headers.len(), 1);
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_last_forwarded_element_is_the_peer() {
-        let mut record = Record::default();
+        let mut record = LogRecord::default();
         record.set(
             &Field::ForwardedForAndPeer,
             Cow::Borrowed("203.0.113.9, 10.0.0.8"),
@@ -318,7 +318,7 @@ mod tests {
             ),
             (Field::Arrival(crate::timestamp::TimeForm::Any), 10_000_000),
         ] {
-            let mut record = Record::default();
+            let mut record = LogRecord::default();
             record.set(&field, Cow::Borrowed("10"));
             record.set(&Field::Duration(1_000_000), Cow::Borrowed("0.5"));
             assert_eq!(record.arrival().unwrap().as_micros(), expected);

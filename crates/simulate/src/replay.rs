@@ -119,7 +119,7 @@ pub(crate) struct RuleCounts {
 
 /// One rule set and its state.
 #[derive(Debug)]
-pub(crate) struct Replay<'p> {
+pub(crate) struct RuleSetReplay<'p> {
     pub(crate) plan: &'p RulesUnderTest,
     /// The rules in the rules file, or the same rules with other limits.
     pub(crate) rule_set: &'p RuleSet,
@@ -154,7 +154,7 @@ pub(crate) struct ReplayDecision {
     pub(crate) denied_by: Vec<(usize, Box<[u8]>)>,
 }
 
-impl<'p> Replay<'p> {
+impl<'p> RuleSetReplay<'p> {
     pub(crate) fn new(plan: &'p RulesUnderTest) -> Self {
         Self::with_rules(plan, plan.rules())
     }

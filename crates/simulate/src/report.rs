@@ -8,7 +8,7 @@ use crate::{
     backlog::tried_rates,
     compare::Comparison,
     frontier::Frontier,
-    replay::{KeyCounts, Replay, RuleCounts, key_values},
+    replay::{KeyCounts, RuleCounts, RuleSetReplay, key_values},
     stream::{DamagedLine, LineCounts, MAX_HELD, SORT_WINDOW, TimePrecision},
     suggest::Suggestion,
     sweep::SweepReport,
@@ -163,7 +163,7 @@ pub struct WorstKey {
 
 impl SimulationReport {
     pub(crate) fn new(
-        replay: &Replay<'_>,
+        replay: &RuleSetReplay<'_>,
         counts: LineCounts,
         formats: Vec<String>,
         is_interrupted: bool,
@@ -237,7 +237,7 @@ impl SimulationReport {
     }
 }
 
-fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
+fn warnings(counts: &LineCounts, replay: &RuleSetReplay<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
     // Warn if at least 1 in 20 lines is damaged.
     if counts.damaged.saturating_mul(20) >= counts.read && counts.damaged > 0 {
@@ -272,7 +272,7 @@ fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
 }
 
 /// Returns the notes on the simulation as a whole.
-fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<String> {
+fn notes(counts: &LineCounts, formats: &[String], replay: &RuleSetReplay<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     match counts.precision {
         TimePrecision::Second => notes.push(
@@ -340,7 +340,7 @@ fn denied_within(counts: &RuleCounts, precision: TimePrecision) -> u64 {
     }
 }
 
-fn rule_report(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> RuleReport {
+fn rule_report(replay: &RuleSetReplay<'_>, at: usize, precision: TimePrecision) -> RuleReport {
     let rules = replay.plan.rules();
     let (Some(rule), counts) = (rules.iter().nth(at), &replay.rules[at]) else {
         unreachable!("there are counts for each rule")
@@ -399,7 +399,7 @@ fn worst<'k>(
 }
 
 /// Returns notes on how to interpret the counts of a rule.
-fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<String> {
+fn rule_notes(replay: &RuleSetReplay<'_>, at: usize, precision: TimePrecision) -> Vec<String> {
     let Some(rule) = replay.plan.rules().iter().nth(at) else {
         return Vec::new();
     };
@@ -417,7 +417,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
 }
 
 /// Returns notes on entries that the rule uses and no request has.
-fn entry_notes(replay: &Replay<'_>, rule: &Rule) -> Vec<String> {
+fn entry_notes(replay: &RuleSetReplay<'_>, rule: &Rule) -> Vec<String> {
     let names = replay.plan.extractor.names();
     let is_missing = |entry: &str| {
         let known = names.iter().position(|name| **name == *entry);
@@ -449,7 +449,7 @@ fn entry_notes(replay: &Replay<'_>, rule: &Rule) -> Vec<String> {
 }
 
 /// Returns a note if the rule's charges depend on the response.
-fn response_cost_note(replay: &Replay<'_>, rule: &Rule) -> Option<String> {
+fn response_cost_note(replay: &RuleSetReplay<'_>, rule: &Rule) -> Option<String> {
     let cost = rule.response_cost();
     if cost.is_independent_of_response() {
         return None;
@@ -472,7 +472,7 @@ fn response_cost_note(replay: &Replay<'_>, rule: &Rule) -> Option<String> {
 }
 
 /// Returns a note if no burst is suggested because the rule's charges depend on the response.
-fn suggestion_note(replay: &Replay<'_>, rule: &Rule) -> Option<String> {
+fn suggestion_note(replay: &RuleSetReplay<'_>, rule: &Rule) -> Option<String> {
     let is_independent = rule.response_cost().is_independent_of_response();
     let is_omitted =
         replay.is_suggesting && !is_independent && !tried_rates(rule.limits()).is_empty();

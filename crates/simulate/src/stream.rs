@@ -19,8 +19,8 @@ use tidegate_core::{Cost, Span, Timestamp};
 use crate::{
     SimulateError,
     field::EntryMapping,
-    format::{Format, LogFormat, SAMPLE_LINES},
-    input::{InputError, Line, LogReader, LogSource, MAX_LINE_BYTES, SimulationHandle},
+    format::{CompiledFormat, LogFormat, SAMPLE_LINES},
+    input::{InputError, LineStatus, LogReader, LogSource, MAX_LINE_BYTES, SimulationHandle},
     request::{EntryExtractor, EntryValues},
 };
 
@@ -141,7 +141,7 @@ impl TimePrecision {
 
 /// All logs, merged by time.
 pub(crate) struct LogStream {
-    logs: Vec<Log>,
+    logs: Vec<LogInput>,
     handle: Arc<SimulationHandle>,
     pub(crate) counts: LineCounts,
     /// The formats of the logs, in the order of the logs, without duplicates.
@@ -149,13 +149,13 @@ pub(crate) struct LogStream {
 }
 
 /// One log.
-struct Log {
+struct LogInput {
     source: LogSource,
-    format: Format,
+    format: CompiledFormat,
     /// The open log; `None` until the simulation reaches the time of the log's first lines.
     reader: Option<LogReader>,
     /// Lines that were read to detect the format and have not been processed yet.
-    ahead: VecDeque<(Line, Vec<u8>)>,
+    ahead: VecDeque<(LineStatus, Vec<u8>)>,
     /// A lower bound for the times in the log, estimated from the first lines.
     earliest: Timestamp,
     /// The number of lines read so far.
@@ -214,7 +214,7 @@ impl LogStream {
         let mut logs = Vec::new();
         let mut empty = Vec::new();
         for source in sources {
-            match Log::open(source, wanted, mappings, handle)? {
+            match LogInput::open(source, wanted, mappings, handle)? {
                 Some(log) => logs.push(log),
                 None => empty.push(source.name()),
             }
@@ -282,7 +282,7 @@ impl LogStream {
     }
 }
 
-impl Log {
+impl LogInput {
     /// Opens a log and detects its format. Returns `None` if the log is empty.
     fn open(
         source: &LogSource,
@@ -308,10 +308,10 @@ impl Log {
             // Lines that precede a damaged part can still be used.
             let kind = match read {
                 Err(error) if sample.is_empty() => return Err(error),
-                Err(_) | Ok(Line::End) => break,
+                Err(_) | Ok(LineStatus::End) => break,
                 Ok(kind) => kind,
             };
-            if kind == Line::Whole && !line.iter().all(u8::is_ascii_whitespace) {
+            if kind == LineStatus::Whole && !line.iter().all(u8::is_ascii_whitespace) {
                 sample.push(String::from_utf8_lossy(&line).into_owned());
             }
             ahead.push_back((kind, line));
@@ -325,7 +325,7 @@ impl Log {
         if sample.is_empty() {
             return Err(SimulateError::NoLines { file: name() });
         }
-        let format = Format::find(wanted, &sample, mappings).map_err(|unknown| {
+        let format = CompiledFormat::find(wanted, &sample, mappings).map_err(|unknown| {
             SimulateError::UnknownFormat {
                 file: name(),
                 nearest: unknown.nearest,
@@ -414,14 +414,15 @@ impl Log {
         while lines.len() < BATCH_LINES && bytes < BATCH_BYTES {
             let mut line = Vec::new();
             match self.read_line(&mut line) {
-                Ok(Line::End) => {
+                Ok(LineStatus::End) => {
                     self.end();
                     break;
                 }
                 Ok(kind) => {
                     self.line_number += 1;
                     let is_header = self.line_number == 1 && self.format.has_header();
-                    let is_blank = kind == Line::Whole && line.iter().all(u8::is_ascii_whitespace);
+                    let is_blank =
+                        kind == LineStatus::Whole && line.iter().all(u8::is_ascii_whitespace);
                     if !is_header && !is_blank {
                         bytes += line.len();
                         lines.push((self.line_number, kind, line));
@@ -443,7 +444,7 @@ impl Log {
             .into_par_iter()
             .map(|(number, kind, line)| ParsedLine {
                 number,
-                content: Content::parse(format, extraction, kind, &line),
+                content: LineContent::parse(format, extraction, kind, &line),
             });
         self.parsed = parsed.collect::<Vec<ParsedLine>>().into();
     }
@@ -453,14 +454,14 @@ impl Log {
         self.has_ended = true;
     }
 
-    fn read_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<Line> {
+    fn read_line(&mut self, line: &mut Vec<u8>) -> std::io::Result<LineStatus> {
         if let Some((kind, ahead)) = self.ahead.pop_front() {
             *line = ahead;
             return Ok(kind);
         }
         match &mut self.reader {
             Some(reader) => reader.next_line(line),
-            None => Ok(Line::End),
+            None => Ok(LineStatus::End),
         }
     }
 
@@ -468,8 +469,8 @@ impl Log {
         counts.read += 1;
         let line_number = line.number;
         let record = match line.content {
-            Content::Record(record) => record,
-            Content::Damaged { text, problem } => {
+            LineContent::Record(record) => record,
+            LineContent::Damaged { text, problem } => {
                 return self.note_damaged(line_number, text, problem, counts);
             }
         };
@@ -525,10 +526,10 @@ impl Log {
 struct ParsedLine {
     /// The one-based line number.
     number: u64,
-    content: Content,
+    content: LineContent,
 }
 
-enum Content {
+enum LineContent {
     Record(Box<ParsedRecord>),
     Damaged {
         /// The start of the line.
@@ -547,15 +548,20 @@ struct ParsedRecord {
     request: Option<LogRequest>,
 }
 
-impl Content {
+impl LineContent {
     /// Parses a line, and extracts the entries of its request.
-    fn parse(format: &Format, extraction: &Extraction<'_>, kind: Line, line: &[u8]) -> Self {
+    fn parse(
+        format: &CompiledFormat,
+        extraction: &Extraction<'_>,
+        kind: LineStatus,
+        line: &[u8],
+    ) -> Self {
         let text = String::from_utf8_lossy(line);
         let damaged = |problem| Self::Damaged {
             text: shown(&text),
             problem,
         };
-        if kind == Line::TooLong {
+        if kind == LineStatus::TooLong {
             return damaged(format!("is longer than {} KiB", MAX_LINE_BYTES >> 10));
         }
         let record = match format.parse(&text) {

@@ -4,7 +4,7 @@
 use serde::Serialize;
 use tidegate_core::Span;
 
-use crate::{replay::Replay, share::Share};
+use crate::{replay::RuleSetReplay, share::Share};
 
 /// A suggestion for one of a rule's limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,7 +33,7 @@ pub struct Suggestion {
 }
 
 /// Suggests a limit for each window length in each rule.
-pub(crate) fn suggestions(replay: &Replay<'_>, share: Share) -> Vec<Suggestion> {
+pub(crate) fn suggestions(replay: &RuleSetReplay<'_>, share: Share) -> Vec<Suggestion> {
     let mut suggestions = Vec::new();
     for (rule, counts) in replay.plan.rules().iter().zip(&replay.rules) {
         for (at, window) in counts.windows.iter().enumerate() {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tidegate_core::{Algorithm, Limit, Mode, Rate, Rule, RuleSet, Span, notation};
 
 use crate::{
-    replay::{Replay, RuleCounts, RulesUnderTest},
+    replay::{RuleCounts, RuleSetReplay, RulesUnderTest},
     what_if,
 };
 
@@ -97,11 +97,11 @@ pub struct Candidates {
     rule: Box<str>,
     /// The position of the rule in its file.
     at: usize,
-    candidates: Vec<Candidate>,
+    candidates: Vec<SweepCandidate>,
 }
 
 #[derive(Debug)]
-struct Candidate {
+struct SweepCandidate {
     limit: Limit,
     rules: RuleSet,
 }
@@ -119,7 +119,7 @@ impl RulesUnderTest {
             .rule(name)
             .map_err(|problem| format!("--sweep: {problem}"))?;
         let like = rule.limits().iter().next();
-        let mut candidates: Vec<Candidate> = Vec::with_capacity(limits.len());
+        let mut candidates: Vec<SweepCandidate> = Vec::with_capacity(limits.len());
         for text in limits {
             let refused = |problem: String| format!("--sweep {name}.limit={text}: {problem}");
             let limit = what_if::parse(text, like).map_err(refused)?;
@@ -128,7 +128,7 @@ impl RulesUnderTest {
             }
             let rules = self.rules().clone().with_limits(name, vec![limit.clone()]);
             let rules = rules.map_err(|error| refused(error.to_string()))?;
-            candidates.push(Candidate { limit, rules });
+            candidates.push(SweepCandidate { limit, rules });
         }
         let at = self.rules().iter().position(|rule| rule.name() == &**name);
         Ok(Candidates {
@@ -192,14 +192,14 @@ pub(crate) enum Axis {
 }
 
 impl Candidates {
-    pub(crate) fn replays<'r>(&'r self, plan: &'r RulesUnderTest) -> Vec<Replay<'r>> {
+    pub(crate) fn replays<'r>(&'r self, plan: &'r RulesUnderTest) -> Vec<RuleSetReplay<'r>> {
         let candidates = self.candidates.iter();
         candidates
-            .map(|candidate| Replay::with_rules(plan, &candidate.rules))
+            .map(|candidate| RuleSetReplay::with_rules(plan, &candidate.rules))
             .collect()
     }
 
-    pub(crate) fn report(&self, replays: &[Replay<'_>]) -> SweepReport {
+    pub(crate) fn report(&self, replays: &[RuleSetReplay<'_>]) -> SweepReport {
         let numbers: Vec<LimitNumbers> = self
             .candidates
             .iter()
@@ -246,7 +246,7 @@ fn mode_name(rule: Option<&Rule>) -> &'static str {
     }
 }
 
-fn enforced<'c>(replay: &'c Replay<'_>) -> impl Iterator<Item = &'c RuleCounts> {
+fn enforced<'c>(replay: &'c RuleSetReplay<'_>) -> impl Iterator<Item = &'c RuleCounts> {
     let rules = replay.rule_set.iter().zip(&replay.rules);
     rules
         .filter(|(rule, _)| rule.mode() == Mode::Enforce)

@@ -8,7 +8,7 @@ use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use super::{LineError, names::fields_of};
 use crate::{
     field::{EntryMapping, Field},
-    record::Record,
+    record::LogRecord,
 };
 
 /// The maximum number of columns.
@@ -62,7 +62,7 @@ impl Csv {
         })
     }
 
-    pub(crate) fn parse(&self, line: &str) -> Result<Record<'static>, LineError> {
+    pub(crate) fn parse(&self, line: &str) -> Result<LogRecord<'static>, LineError> {
         let values = split(self.separator, line)
             .ok_or_else(|| LineError::at(line, 0, "a quoted value is not closed".to_owned()))?;
         if values.len() != self.columns.len() {
@@ -73,7 +73,7 @@ impl Csv {
             );
             return Err(LineError::at(line, 0, problem));
         }
-        let mut record = Record::default();
+        let mut record = LogRecord::default();
         for (at, field) in &self.fields {
             let value = values[*at].trim();
             if value.is_empty() || value == "-" {

@@ -2,11 +2,11 @@
 
 use http::HeaderName;
 
-use super::template::{Template, Variable};
+use super::template::{LineTemplate, TemplateVariable};
 use crate::{field::Field, timestamp::TimeForm};
 
 /// Compiles an nginx `log_format`, such as `$remote_addr [$time_local] "$request"`.
-pub(crate) fn nginx(format: &str) -> Result<Template, String> {
+pub(crate) fn nginx(format: &str) -> Result<LineTemplate, String> {
     let mut pieces = format.split('$');
     let head = pieces.next().unwrap_or_default();
     let mut variables = Vec::new();
@@ -24,7 +24,7 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
         if name.is_empty() {
             return Err("has a `$` that is not followed by a variable name".to_owned());
         }
-        variables.push(Variable {
+        variables.push(TemplateVariable {
             name: name.into(),
             field: nginx_field(name),
             after: after.into(),
@@ -42,7 +42,7 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
             }
         }
     }
-    Template::new(head, variables)
+    LineTemplate::new(head, variables)
 }
 
 fn nginx_field(name: &str) -> Option<Field> {
@@ -76,7 +76,7 @@ fn nginx_field(name: &str) -> Option<Field> {
 }
 
 /// Compiles an Apache `LogFormat`, such as `%h %l %u %t "%r" %>s %b`.
-pub(crate) fn apache(format: &str) -> Result<Template, String> {
+pub(crate) fn apache(format: &str) -> Result<LineTemplate, String> {
     let mut compiler = ApacheCompiler::default();
     let mut rest = format;
     while let Some(at) = rest.find(['%', '\\']) {
@@ -95,13 +95,13 @@ pub(crate) fn apache(format: &str) -> Result<Template, String> {
     }
     compiler.literal(rest);
     let ApacheCompiler { head, variables } = compiler;
-    Template::new(&head, variables)
+    LineTemplate::new(&head, variables)
 }
 
 #[derive(Debug, Default)]
 struct ApacheCompiler {
     head: String,
-    variables: Vec<Variable>,
+    variables: Vec<TemplateVariable>,
 }
 
 impl ApacheCompiler {
@@ -149,7 +149,7 @@ impl ApacheCompiler {
             Some(argument) => argument.to_owned(),
             None => letter.to_string(),
         };
-        self.variables.push(Variable {
+        self.variables.push(TemplateVariable {
             name: name.into(),
             field: if length == 2 {
                 None
@@ -210,7 +210,7 @@ fn apache_field(letter: char, argument: Option<&str>) -> Option<Field> {
 mod tests {
     use super::*;
 
-    fn names(template: &Template) -> Vec<(&str, &str)> {
+    fn names(template: &LineTemplate) -> Vec<(&str, &str)> {
         let variables = template.variables.iter();
         variables
             .map(|variable| (&*variable.name, &*variable.after))

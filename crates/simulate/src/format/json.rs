@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{LineError, names::fields_of};
 use crate::{
     field::{EntryMapping, Field},
-    record::Record,
+    record::LogRecord,
 };
 
 /// The maximum number of distinct field names in a log.
@@ -17,7 +17,7 @@ const MAX_NAMES: usize = 1_000;
 
 /// The fields of a JSON log.
 #[derive(Clone, Debug)]
-pub(crate) struct Json {
+pub(crate) struct JsonLogFields {
     /// The name of the program that writes such logs.
     pub(crate) name: &'static str,
     /// The path and the meaning of each used value. In a path, the keys of nested objects are
@@ -25,7 +25,7 @@ pub(crate) struct Json {
     fields: Vec<(Box<str>, Field)>,
 }
 
-impl Json {
+impl JsonLogFields {
     /// Determines which fields to use from the field names in `sample`.
     ///
     /// # Errors
@@ -72,9 +72,9 @@ impl Json {
         Ok(Self { name, fields })
     }
 
-    pub(crate) fn parse(&self, line: &str) -> Result<Record<'static>, LineError> {
+    pub(crate) fn parse(&self, line: &str) -> Result<LogRecord<'static>, LineError> {
         let object = parse(line)?;
-        let mut record = Record::default();
+        let mut record = LogRecord::default();
         for (path, field) in &self.fields {
             let Some(value) = find(&object, path) else {
                 continue;
@@ -159,7 +159,7 @@ fn text_of(value: &Value) -> Option<String> {
 }
 
 /// Adds the headers in an object, where each name has a value or a list of values.
-fn add_headers(record: &mut Record<'_>, headers: &Value) {
+fn add_headers(record: &mut LogRecord<'_>, headers: &Value) {
     let Value::Object(headers) = headers else {
         return;
     };
@@ -213,14 +213,14 @@ mod tests {
     #[test]
     fn a_log_without_a_time_lists_its_fields() {
         let sample = [r#"{"who": "a", "what": {"x": 1}}"#.to_owned()];
-        let error = Json::detect(&sample, &[]).unwrap_err();
+        let error = JsonLogFields::detect(&sample, &[]).unwrap_err();
         assert!(
             error.problem.ends_with("the fields are what.x, who"),
             "{error:?}"
         );
         let mapping = EntryMapping::parse("time=what.x").unwrap();
-        assert!(Json::detect(&sample, &[mapping]).is_ok());
-        let error = Json::detect(&["{\"a\": tru}".to_owned()], &[]).unwrap_err();
+        assert!(JsonLogFields::detect(&sample, &[mapping]).is_ok());
+        let error = JsonLogFields::detect(&["{\"a\": tru}".to_owned()], &[]).unwrap_err();
         assert_eq!(
             (error.column, &*error.problem),
             (10, "not a JSON object: expected ident")

@@ -12,12 +12,12 @@ use http::HeaderName;
 
 use self::{
     csv::Csv,
-    json::Json,
-    template::{Template, Variable},
+    json::JsonLogFields,
+    template::{LineTemplate, TemplateVariable},
 };
 use crate::{
     field::{EntryMapping, Field},
-    record::Record,
+    record::LogRecord,
     timestamp::TimeForm,
 };
 
@@ -113,7 +113,7 @@ impl LogFormat {
         ))
     }
 
-    fn checked(self, template: &Template) -> Result<Self, String> {
+    fn checked(self, template: &LineTemplate) -> Result<Self, String> {
         if template.has_time() {
             return Ok(self);
         }
@@ -123,15 +123,15 @@ impl LogFormat {
 
 /// A format, with its line parser.
 #[derive(Clone, Debug)]
-pub(crate) struct Format {
+pub(crate) struct CompiledFormat {
     pub(crate) name: String,
-    parser: Parser,
+    parser: FormatParser,
 }
 
 #[derive(Clone, Debug)]
-enum Parser {
-    Template(Template),
-    Json(Json),
+enum FormatParser {
+    Template(LineTemplate),
+    Json(JsonLogFields),
     Csv(Csv),
     /// Requests recorded by a Tidegate server.
     Recorded,
@@ -180,7 +180,7 @@ impl NearestFormat<'_> {
     }
 }
 
-impl Format {
+impl CompiledFormat {
     /// Finds the format of a log whose first lines are `sample`. `sample` must not be empty.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl Format {
         let Some((_, mut format)) = best.filter(|(matching, _)| *matching >= least) else {
             return Err(nearest.into_unknown());
         };
-        if let Parser::Template(template) = &mut format.parser
+        if let FormatParser::Template(template) = &mut format.parser
             && let Err(problem) = template.map(mappings)
         {
             return Err(UnknownFormat {
@@ -246,7 +246,7 @@ impl Format {
             if sample.iter().any(|line| recorded::parse(line).is_ok()) {
                 return formats;
             }
-            match Json::detect(sample, mappings) {
+            match JsonLogFields::detect(sample, mappings) {
                 Ok(json) => formats.insert(0, Self::of_json(json)),
                 Err(error) => nearest.note("json", error),
             }
@@ -265,12 +265,12 @@ impl Format {
     }
 
     /// Parses a line.
-    pub(crate) fn parse<'l>(&self, line: &'l str) -> Result<Record<'l>, LineError> {
+    pub(crate) fn parse<'l>(&self, line: &'l str) -> Result<LogRecord<'l>, LineError> {
         let record = match &self.parser {
-            Parser::Template(template) => template.parse(line)?,
-            Parser::Json(json) => json.parse(line)?,
-            Parser::Csv(csv) => csv.parse(line)?,
-            Parser::Recorded => recorded::parse(line)?,
+            FormatParser::Template(template) => template.parse(line)?,
+            FormatParser::Json(json) => json.parse(line)?,
+            FormatParser::Csv(csv) => csv.parse(line)?,
+            FormatParser::Recorded => recorded::parse(line)?,
         };
         if record.time().is_none() {
             return Err(LineError::at(line, 0, "the line has no time".to_owned()));
@@ -280,7 +280,7 @@ impl Format {
 
     /// Returns true if the first line of the log is a header.
     pub(crate) fn has_header(&self) -> bool {
-        matches!(self.parser, Parser::Csv(_))
+        matches!(self.parser, FormatParser::Csv(_))
     }
 
     /// Returns true if the line matches this format.
@@ -313,13 +313,13 @@ impl Format {
         Ok(match name {
             "json" | "caddy" | "tidegate" => {
                 vec![Self::of_json(
-                    Json::detect(sample, mappings).map_err(unknown)?,
+                    JsonLogFields::detect(sample, mappings).map_err(unknown)?,
                 )]
             }
             "csv" => vec![Self::of_csv(Csv::new(first, mappings).map_err(unknown)?)],
             _ if name == "traefik" && first.starts_with('{') => {
                 vec![Self::of_json(
-                    Json::detect(sample, mappings).map_err(unknown)?,
+                    JsonLogFields::detect(sample, mappings).map_err(unknown)?,
                 )]
             }
             recorded::NAME => vec![Self::recorded()],
@@ -341,19 +341,19 @@ impl Format {
             "haproxy" => haproxy(),
             _ => return None,
         };
-        let parser = Parser::Template(template.ok()?);
+        let parser = FormatParser::Template(template.ok()?);
         Some(Self {
             name: name.to_owned(),
             parser,
         })
     }
 
-    fn of_text(name: &str, template: Result<Template, String>) -> Vec<Self> {
+    fn of_text(name: &str, template: Result<LineTemplate, String>) -> Vec<Self> {
         // A format string given by the user has already been compiled successfully.
         let template = template.ok();
         let format = template.map(|template| Self {
             name: name.to_owned(),
-            parser: Parser::Template(template),
+            parser: FormatParser::Template(template),
         });
         format.into_iter().collect()
     }
@@ -361,27 +361,27 @@ impl Format {
     fn recorded() -> Self {
         Self {
             name: recorded::NAME.to_owned(),
-            parser: Parser::Recorded,
+            parser: FormatParser::Recorded,
         }
     }
 
-    fn of_json(json: Json) -> Self {
+    fn of_json(json: JsonLogFields) -> Self {
         Self {
             name: json.name.to_owned(),
-            parser: Parser::Json(json),
+            parser: FormatParser::Json(json),
         }
     }
 
     fn of_csv(csv: Csv) -> Self {
         Self {
             name: "csv".to_owned(),
-            parser: Parser::Csv(csv),
+            parser: FormatParser::Csv(csv),
         }
     }
 }
 
-fn variable(name: &str, field: Option<Field>, after: &str) -> Variable {
-    Variable {
+fn variable(name: &str, field: Option<Field>, after: &str) -> TemplateVariable {
+    TemplateVariable {
         name: name.into(),
         field,
         after: after.into(),
@@ -393,8 +393,8 @@ fn response(name: &str) -> Option<Field> {
 }
 
 /// Traefik's Common Log Format. The time is the arrival time.
-fn traefik() -> Result<Template, String> {
-    Template::new(
+fn traefik() -> Result<LineTemplate, String> {
+    LineTemplate::new(
         "",
         vec![
             variable("ClientHost", Some(Field::Peer), " - "),
@@ -420,8 +420,8 @@ fn traefik() -> Result<Template, String> {
 /// Envoy's default format. The format does not contain the peer address, but with
 /// `use_remote_address`, Envoy appends the peer address to `X-Forwarded-For`. In client values,
 /// Envoy does not escape quotation marks and backslashes.
-fn envoy() -> Result<Template, String> {
-    let template = Template::new(
+fn envoy() -> Result<LineTemplate, String> {
+    let template = LineTemplate::new(
         "[",
         vec![
             variable("START_TIME", Some(Field::Arrival(TimeForm::Any)), "] \""),
@@ -447,12 +447,12 @@ fn envoy() -> Result<Template, String> {
             variable("UPSTREAM_HOST", None, "\""),
         ],
     );
-    template.map(Template::without_escapes)
+    template.map(LineTemplate::without_escapes)
 }
 
 /// HAProxy's `option httplog`, after the syslog header. Captured headers are not used.
-fn haproxy() -> Result<Template, String> {
-    let template = Template::new(
+fn haproxy() -> Result<LineTemplate, String> {
+    let template = LineTemplate::new(
         "",
         vec![
             variable("client", Some(Field::PeerAndPort), " ["),
@@ -480,14 +480,17 @@ pub(crate) fn parse_all(text: &str) {
     let mut sample: Vec<String> = text.lines().map(str::to_owned).collect();
     sample.truncate(SAMPLE_LINES);
     let first = sample.first().map_or("", String::as_str);
-    let mut formats = Format::candidates();
-    formats.push(Format::recorded());
-    formats.extend(Json::detect(&sample, &[]).map(Format::of_json));
-    formats.extend(Csv::new(first, &[]).map(Format::of_csv));
-    formats.extend(Format::find(&LogFormat::Detect, &sample, &[]));
+    let mut formats = CompiledFormat::candidates();
+    formats.push(CompiledFormat::recorded());
+    formats.extend(JsonLogFields::detect(&sample, &[]).map(CompiledFormat::of_json));
+    formats.extend(Csv::new(first, &[]).map(CompiledFormat::of_csv));
+    formats.extend(CompiledFormat::find(&LogFormat::Detect, &sample, &[]));
     if let Ok(LogFormat::Nginx(format) | LogFormat::Apache(format)) = LogFormat::parse(first) {
-        formats.extend(Format::of_text("nginx", directives::nginx(&format)));
-        formats.extend(Format::of_text("Apache", directives::apache(&format)));
+        formats.extend(CompiledFormat::of_text("nginx", directives::nginx(&format)));
+        formats.extend(CompiledFormat::of_text(
+            "Apache",
+            directives::apache(&format),
+        ));
     }
     for format in formats {
         for line in &sample {

@@ -6,14 +6,14 @@ use serde::Deserialize;
 use serde_json::{Map, Number, Value};
 
 use super::LineError;
-use crate::{field::Field, record::Record, timestamp::TimeForm};
+use crate::{field::Field, record::LogRecord, timestamp::TimeForm};
 
 /// The name of the format.
 pub(super) const NAME: &str = "record";
 
 /// A line. Other JSON fields, such as the server's decision, are ignored.
 #[derive(Debug, Deserialize)]
-struct RecordedRequest {
+struct RecordedLine {
     time: Number,
     cost: u64,
     entries: Map<String, Value>,
@@ -21,8 +21,8 @@ struct RecordedRequest {
 
 /// Parses a line. The recorded entries take precedence over all other data about the request, so
 /// that the simulation uses the same values as the server did.
-pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
-    let parsed: RecordedRequest = serde_json::from_str(line).map_err(|error| {
+pub(super) fn parse(line: &str) -> Result<LogRecord<'static>, LineError> {
+    let parsed: RecordedLine = serde_json::from_str(line).map_err(|error| {
         // The parser's message about an invalid value contains the value, which must not appear in
         // a report with hashed keys.
         let text = error.to_string();
@@ -37,7 +37,7 @@ pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
             problem: format!("not a recorded request: {problem}"),
         }
     })?;
-    let mut record = Record::default();
+    let mut record = LogRecord::default();
     let time = match parsed.time.as_f64() {
         // A float is formatted without an exponent.
         Some(seconds) if parsed.time.is_f64() => seconds.to_string(),

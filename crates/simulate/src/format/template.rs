@@ -6,12 +6,12 @@ use std::borrow::Cow;
 use super::LineError;
 use crate::{
     field::{EntryMapping, Field},
-    record::Record,
+    record::LogRecord,
 };
 
 /// A variable in a template.
 #[derive(Clone, Debug)]
-pub(crate) struct Variable {
+pub(crate) struct TemplateVariable {
     /// The name of the variable, without `$` or `%{}`.
     pub(crate) name: Box<str>,
     /// The part of the request that the variable contains, if the variable is used.
@@ -32,7 +32,7 @@ pub(crate) enum Escapes {
 
 /// A compiled template.
 #[derive(Clone, Debug)]
-pub(crate) struct Template {
+pub(crate) struct LineTemplate {
     /// Two strings for detecting and skipping a prefix that precedes the actual line, such as a
     /// syslog header. If the first string occurs in a line, everything up to the second string is
     /// skipped.
@@ -40,15 +40,15 @@ pub(crate) struct Template {
     escapes: Escapes,
     /// The literal string before the first variable.
     pub(crate) head: Box<str>,
-    pub(crate) variables: Vec<Variable>,
+    pub(crate) variables: Vec<TemplateVariable>,
     /// The index and the meaning of each used variable, in the order in which the fields are set.
     fields: Vec<(usize, Field)>,
 }
 
-impl Template {
+impl LineTemplate {
     /// Creates a template. Two adjacent variables without a literal string between them are an
     /// error, because the end of the first variable would be unknown.
-    pub(crate) fn new(head: &str, variables: Vec<Variable>) -> Result<Self, String> {
+    pub(crate) fn new(head: &str, variables: Vec<TemplateVariable>) -> Result<Self, String> {
         if variables.is_empty() {
             return Err("has no variables".to_owned());
         }
@@ -111,9 +111,9 @@ impl Template {
         self.fields.iter().any(|(_, field)| field.is_time())
     }
 
-    pub(crate) fn parse<'l>(&self, line: &'l str) -> Result<Record<'l>, LineError> {
+    pub(crate) fn parse<'l>(&self, line: &'l str) -> Result<LogRecord<'l>, LineError> {
         let values = self.split(line)?;
-        let mut record = Record::default();
+        let mut record = LogRecord::default();
         for (at, field) in &self.fields {
             let (start, value) = values[*at];
             // Servers write `-` for a missing value.
@@ -145,7 +145,7 @@ impl Template {
         }
         at += self.head.len();
         let mut values = Vec::with_capacity(self.variables.len());
-        for Variable { name, after, .. } in &self.variables {
+        for TemplateVariable { name, after, .. } in &self.variables {
             let rest = &line[at..];
             let length = if after.is_empty() {
                 rest.len()

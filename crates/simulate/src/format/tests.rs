@@ -20,7 +20,7 @@ fn read(wanted: &LogFormat, lines: &[&str], mappings: &[&str]) -> (String, u64, 
         .iter()
         .map(|text| EntryMapping::parse(text).unwrap())
         .collect();
-    let format = Format::find(wanted, &sample, &mappings).unwrap();
+    let format = CompiledFormat::find(wanted, &sample, &mappings).unwrap();
     let record = format.parse(lines[lines.len() - 1]).unwrap();
     let time = record.arrival().unwrap().as_micros() / 1_000;
     let rules = RulesUnderTest::new("rules", Config::parse(RULES).unwrap());
@@ -190,7 +190,7 @@ fn mapped_entries_come_first() {
 #[test]
 fn an_unknown_format_names_the_nearest_and_the_difference() {
     let unknown = |wanted: &LogFormat, line: &str, mappings: &[EntryMapping]| {
-        let unknown = Format::find(wanted, &[line.to_owned()], mappings).unwrap_err();
+        let unknown = CompiledFormat::find(wanted, &[line.to_owned()], mappings).unwrap_err();
         (unknown.nearest, unknown.error.column, unknown.error.problem)
     };
     let line = r#"203.0.113.9 - - [22/Nov/2026:06:25:14 +0100] "GET / HTTP/1.1" ok 12"#;
@@ -240,15 +240,15 @@ fn a_damaged_log_is_still_detected() {
     let sample: Vec<String> = ["garbage", good, "\u{fffd}", "more"]
         .map(str::to_owned)
         .into();
-    let format = Format::find(&LogFormat::Detect, &sample, &[]).unwrap();
+    let format = CompiledFormat::find(&LogFormat::Detect, &sample, &[]).unwrap();
     assert_eq!(format.name, "common");
     let json = r#"{"time":1795325114,"client":"203.0.113.9"}"#.to_owned();
     let sample = ["garbage".to_owned(), json];
-    let format = Format::find(&LogFormat::Detect, &sample, &[]).unwrap();
+    let format = CompiledFormat::find(&LogFormat::Detect, &sample, &[]).unwrap();
     assert_eq!(format.name, "json");
     let mut rare = vec!["garbage".to_owned(); 20];
     rare.push(good.to_owned());
-    assert!(Format::find(&LogFormat::Detect, &rare, &[]).is_err());
+    assert!(CompiledFormat::find(&LogFormat::Detect, &rare, &[]).is_err());
 }
 
 proptest::proptest! {
