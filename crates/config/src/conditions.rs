@@ -87,7 +87,7 @@ enum TextOperator {
 
 /// How a string in a pattern is compared with an entry's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Comparison {
+pub(crate) enum TextComparison {
     /// No operator: the string is compared literally, or as a glob if it contains a `*`.
     Plain,
     /// The operator `is`: the string is compared literally.
@@ -103,7 +103,7 @@ pub(crate) enum Comparison {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PatternText<'r, 'n> {
     pub(crate) scalar: &'r Scalar<'n>,
-    pub(crate) comparison: Comparison,
+    pub(crate) comparison: TextComparison,
     /// Whether the string is inside the operand of a `not`.
     pub(crate) is_negated: bool,
 }
@@ -234,7 +234,7 @@ impl<'n> RawPattern<'n> {
             Self::Unreadable => Vec::new(),
             Self::Text(scalar) => vec![PatternText {
                 scalar,
-                comparison: Comparison::Plain,
+                comparison: TextComparison::Plain,
                 is_negated: false,
             }],
             Self::AnyOf(_, patterns) => patterns.iter().flat_map(Self::texts).collect(),
@@ -373,11 +373,11 @@ impl TextOperator {
     }
 
     /// Returns how the operator compares strings; `None` if it compares addresses.
-    const fn comparison(self) -> Option<Comparison> {
+    const fn comparison(self) -> Option<TextComparison> {
         match self {
-            Self::Is => Some(Comparison::Is),
-            Self::Route => Some(Comparison::Route),
-            Self::Regex => Some(Comparison::Regex),
+            Self::Is => Some(TextComparison::Is),
+            Self::Route => Some(TextComparison::Route),
+            Self::Regex => Some(TextComparison::Regex),
             Self::Cidr => None,
         }
     }

@@ -54,7 +54,7 @@ use tidegate_identity::{DerivedEntry, GeoIpField, GeoIpSource, Trust};
 use tidegate_net::{Exempt, TlsFiles};
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 use value::{Fields, Value};
-use yaml::Dialect;
+use yaml::YamlDialect;
 
 pub use candidate::CandidateConfig;
 pub use conditions::entry_name;
@@ -584,7 +584,7 @@ impl Config {
                 message,
             }]);
         }
-        let document = yaml::parse(text, Dialect::Strict).map_err(|mistake| vec![mistake])?;
+        let document = yaml::parse(text, YamlDialect::Strict).map_err(|mistake| vec![mistake])?;
         let mut report = Report::default();
         let mut config = Self::default();
         let root = Value::root(&document.root);

@@ -252,9 +252,9 @@ fn password(store: &Fields<'_>, report: &mut Report) -> Password {
     }
 }
 
-type Certificates = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
+type CertificatePaths = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
-fn tls(store: &Fields<'_>, report: &mut Report) -> Certificates {
+fn tls(store: &Fields<'_>, report: &mut Report) -> CertificatePaths {
     let Some(value) = store.get("tls") else {
         return (None, None);
     };

@@ -4,7 +4,7 @@ use tidegate_core::{Pattern, ResponseCost, RuleError, TokenFormula};
 use tidegate_net::input::{advice, shown};
 
 use super::{
-    conditions::{self, Comparison, RawCondition, RawPattern},
+    conditions::{self, RawCondition, RawPattern, TextComparison},
     report::Report,
     source_span::SourceSpan,
     value::{Fields, Shape, Value},
@@ -96,7 +96,7 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
     };
     let problem = |what: &str| format!("no {entry} matches {what}; write {example}");
     let texts = condition.pattern.texts().into_iter();
-    for text in texts.filter(|text| text.comparison != Comparison::Regex) {
+    for text in texts.filter(|text| text.comparison != TextComparison::Regex) {
         let pattern = Pattern::text(text.scalar.text);
         if pattern.is_ok_and(|pattern| !is_met(&pattern)) {
             let what = text.scalar.describe();

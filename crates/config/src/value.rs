@@ -9,14 +9,14 @@ use super::{
     Mistake,
     report::{Report, renamed, unknown_key},
     source_span::{Scalar, SourceSpan},
-    yaml::{Content, Node},
+    yaml::{YamlContent, YamlNode},
 };
 
 /// A value in the file and its path.
 #[derive(Clone, Debug)]
 pub struct Value<'n> {
     span: SourceSpan,
-    node: &'n Node<'n>,
+    node: &'n YamlNode<'n>,
 }
 
 /// The known fields of a map. Unknown keys have already been reported and are not included.
@@ -42,12 +42,12 @@ pub enum Shape {
 impl<'n> Value<'n> {
     /// Returns the root of a document.
     #[must_use]
-    pub fn root(node: &'n Node<'n>) -> Self {
+    pub fn root(node: &'n YamlNode<'n>) -> Self {
         Self::new(String::new(), node, node.line)
     }
 
     /// Creates the value at `path` whose key is on `key_line`.
-    fn new(path: String, node: &'n Node<'n>, key_line: usize) -> Self {
+    fn new(path: String, node: &'n YamlNode<'n>, key_line: usize) -> Self {
         let span = SourceSpan {
             path: path.into_boxed_str(),
             line: node.line,
@@ -65,9 +65,9 @@ impl<'n> Value<'n> {
     #[must_use]
     pub fn shape(&self) -> Shape {
         match self.node.content {
-            Content::Empty | Content::Plain(_) | Content::Quoted(_) => Shape::Scalar,
-            Content::List(_) => Shape::List,
-            Content::Map(_) => Shape::Map,
+            YamlContent::Empty | YamlContent::Plain(_) | YamlContent::Quoted(_) => Shape::Scalar,
+            YamlContent::List(_) => Shape::List,
+            YamlContent::Map(_) => Shape::Map,
         }
     }
 
@@ -116,8 +116,8 @@ impl<'n> Value<'n> {
     #[must_use]
     pub fn scalar(&self) -> Option<&'n str> {
         match &self.node.content {
-            Content::Plain(text) | Content::Quoted(text) => Some(text),
-            Content::Empty | Content::List(_) | Content::Map(_) => None,
+            YamlContent::Plain(text) | YamlContent::Quoted(text) => Some(text),
+            YamlContent::Empty | YamlContent::List(_) | YamlContent::Map(_) => None,
         }
     }
 
@@ -126,14 +126,14 @@ impl<'n> Value<'n> {
         Some(Scalar {
             text: self.scalar()?,
             span: self.span.clone(),
-            is_quoted: matches!(self.node.content, Content::Quoted(_)),
+            is_quoted: matches!(self.node.content, YamlContent::Quoted(_)),
         })
     }
 
     /// Returns whether there is no value: `null`, `~`, or nothing after the key.
     #[must_use]
     pub fn is_null(&self) -> bool {
-        matches!(self.node.content, Content::Empty)
+        matches!(self.node.content, YamlContent::Empty)
     }
 
     /// Parses the scalar with `parse`. The error messages of `parse` must describe the expected
@@ -162,7 +162,7 @@ impl<'n> Value<'n> {
     /// Returns whether the value is an unquoted number in any notation, even if the number is not
     /// valid for this field.
     pub(crate) fn looks_like_number(&self) -> bool {
-        matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
+        matches!(&self.node.content, YamlContent::Plain(text) if text.parse::<f64>().is_ok())
     }
 
     /// Returns a non-negative integer. Reports a quoted number as an error.
@@ -170,14 +170,14 @@ impl<'n> Value<'n> {
         let is_digits =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         match &self.node.content {
-            Content::Plain(text) if is_digits(text) => {
+            YamlContent::Plain(text) if is_digits(text) => {
                 let number = text.parse().ok();
                 if number.is_none() {
                     self.wrong(report, format!("{} is too large a number", shown(text)));
                 }
                 number
             }
-            Content::Quoted(text) if is_digits(text) => {
+            YamlContent::Quoted(text) if is_digits(text) => {
                 let message = format!(
                     "expected an integer, got the string \"{}\"; remove the quotes",
                     shown(text)
@@ -206,8 +206,8 @@ impl<'n> Value<'n> {
     /// Returns the boolean. Reports any value other than `true` and `false` as an error.
     pub(crate) fn flag(&self, report: &mut Report) -> Option<bool> {
         match &self.node.content {
-            Content::Plain(text) if text == "true" => Some(true),
-            Content::Plain(text) if text == "false" => Some(false),
+            YamlContent::Plain(text) if text == "true" => Some(true),
+            YamlContent::Plain(text) if text == "false" => Some(false),
             _ => {
                 self.expected(report, "true or false");
                 None
@@ -238,14 +238,14 @@ impl<'n> Value<'n> {
     /// Returns the items of a list. An empty value is an empty list.
     pub fn items(&self, report: &mut Report, what: &str) -> Option<Vec<Self>> {
         match &self.node.content {
-            Content::Empty => Some(Vec::new()),
-            Content::List(items) => {
-                let item = |(at, node): (usize, &'n Node<'n>)| {
+            YamlContent::Empty => Some(Vec::new()),
+            YamlContent::List(items) => {
+                let item = |(at, node): (usize, &'n YamlNode<'n>)| {
                     Self::new(format!("{}[{at}]", self.span.path), node, node.line)
                 };
                 Some(items.iter().enumerate().map(item).collect())
             }
-            Content::Plain(_) | Content::Quoted(_) | Content::Map(_) => {
+            YamlContent::Plain(_) | YamlContent::Quoted(_) | YamlContent::Map(_) => {
                 self.expected(report, what);
                 None
             }
@@ -255,8 +255,12 @@ impl<'n> Value<'n> {
     /// Returns the items of a list. A value that is not a list is returned as the only item.
     pub fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
         match self.node.content {
-            Content::Empty | Content::List(_) => self.items(report, "a list").unwrap_or_default(),
-            Content::Plain(_) | Content::Quoted(_) | Content::Map(_) => vec![self.clone()],
+            YamlContent::Empty | YamlContent::List(_) => {
+                self.items(report, "a list").unwrap_or_default()
+            }
+            YamlContent::Plain(_) | YamlContent::Quoted(_) | YamlContent::Map(_) => {
+                vec![self.clone()]
+            }
         }
     }
 
@@ -317,13 +321,13 @@ impl<'n> Value<'n> {
     /// is repeated or is not a string. Returns `None` for a value that is not a map.
     fn entries(&self, mut mistaken: impl FnMut(Mistake)) -> Option<Vec<(&'n str, Self)>> {
         let pairs = match &self.node.content {
-            Content::Empty => return Some(Vec::new()),
-            Content::Map(pairs) => pairs,
-            Content::Plain(_) | Content::Quoted(_) | Content::List(_) => return None,
+            YamlContent::Empty => return Some(Vec::new()),
+            YamlContent::Map(pairs) => pairs,
+            YamlContent::Plain(_) | YamlContent::Quoted(_) | YamlContent::List(_) => return None,
         };
         let (mut seen, mut read) = (HashSet::new(), Vec::with_capacity(pairs.len()));
         for (key, node) in pairs {
-            let (Content::Plain(name) | Content::Quoted(name)) = &key.content else {
+            let (YamlContent::Plain(name) | YamlContent::Quoted(name)) = &key.content else {
                 mistaken(Mistake {
                     path: self.span.path.to_string(),
                     line: Some(key.line),
@@ -347,23 +351,23 @@ impl<'n> Value<'n> {
 
     /// Returns the content of the node, as the YAML parser has read it.
     #[must_use]
-    pub fn content(&self) -> &'n Content<'n> {
+    pub fn content(&self) -> &'n YamlContent<'n> {
         &self.node.content
     }
 
     /// Returns the keys and values of a map, including repeated keys. A key that is not a scalar is
     /// `None`. If the value is not a map, returns an empty list.
     #[must_use]
-    pub fn members(&self) -> Vec<(Option<&'n Content<'n>>, Self)> {
-        let Content::Map(pairs) = &self.node.content else {
+    pub fn members(&self) -> Vec<(Option<&'n YamlContent<'n>>, Self)> {
+        let YamlContent::Map(pairs) = &self.node.content else {
             return Vec::new();
         };
-        let member = |(key, node): &'n (Node<'n>, Node<'n>)| match &key.content {
-            Content::Plain(name) | Content::Quoted(name) => {
+        let member = |(key, node): &'n (YamlNode<'n>, YamlNode<'n>)| match &key.content {
+            YamlContent::Plain(name) | YamlContent::Quoted(name) => {
                 let value = Self::new(self.span.path_of(name), node, key.line);
                 (Some(&key.content), value)
             }
-            Content::Empty | Content::List(_) | Content::Map(_) => {
+            YamlContent::Empty | YamlContent::List(_) | YamlContent::Map(_) => {
                 (None, Self::new(self.span.path.to_string(), node, key.line))
             }
         };
@@ -380,8 +384,8 @@ impl<'n> Value<'n> {
     pub fn describe(&self) -> String {
         match (&self.node.content, self.scalar_with_span()) {
             (_, Some(scalar)) => scalar.describe(),
-            (Content::List(_), None) => "a list".to_owned(),
-            (Content::Map(_), None) => "a map".to_owned(),
+            (YamlContent::List(_), None) => "a list".to_owned(),
+            (YamlContent::Map(_), None) => "a map".to_owned(),
             (_, None) => "nothing".to_owned(),
         }
     }

@@ -23,7 +23,7 @@ const MAX_NODES: usize = 4_000_000;
 
 /// How strictly a file is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
+pub enum YamlDialect {
     /// The dialect of rules files allows one document, no aliases, and no repeated keys.
     Strict,
     /// The dialect of files that were written for a permissive YAML 1.1 reader. If a file has
@@ -35,25 +35,25 @@ pub enum Dialect {
 /// A parsed file, with warnings about content that the lenient dialect may interpret in a way that
 /// its author does not expect.
 #[derive(Debug)]
-pub struct Document<'t> {
+pub struct YamlDocument<'t> {
     /// The value of the whole document.
-    pub root: Node<'t>,
+    pub root: YamlNode<'t>,
     /// The warnings about unexpected interpretations. The strict dialect has no warnings.
     pub warnings: Vec<Mistake>,
 }
 
 /// A value in the file, with its line.
 #[derive(Clone, Debug)]
-pub struct Node<'t> {
+pub struct YamlNode<'t> {
     /// The line of the value, counted from 1.
     pub line: usize,
     /// The content of the value.
-    pub content: Content<'t>,
+    pub content: YamlContent<'t>,
 }
 
 /// The content of a value.
 #[derive(Clone, Debug)]
-pub enum Content<'t> {
+pub enum YamlContent<'t> {
     /// The value is missing: `~`, `null`, or nothing at all.
     Empty,
     /// An unquoted scalar.
@@ -61,16 +61,20 @@ pub enum Content<'t> {
     /// A quoted scalar, or a block scalar.
     Quoted(Cow<'t, str>),
     /// A list.
-    List(Vec<Node<'t>>),
+    List(Vec<YamlNode<'t>>),
     /// A map: its keys and values in the order of the file, including repeated keys.
-    Map(Vec<(Node<'t>, Node<'t>)>),
+    Map(Vec<(YamlNode<'t>, YamlNode<'t>)>),
 }
 
 /// A list or a map whose end has not been parsed yet. The last field of a map is a key whose value
 /// has not been parsed yet, if there is one.
 enum Open<'t> {
-    List(Position, Vec<Node<'t>>),
-    Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
+    List(Position, Vec<YamlNode<'t>>),
+    Map(
+        Position,
+        Vec<(YamlNode<'t>, YamlNode<'t>)>,
+        Option<YamlNode<'t>>,
+    ),
 }
 
 /// The line of a node, and its anchor ID. The ID 0 means that the node has no anchor.
@@ -80,13 +84,13 @@ struct Position {
     anchor: usize,
 }
 
-/// Parses the single document in `text`. An empty string is parsed as [`Content::Empty`].
+/// Parses the single document in `text`. An empty string is parsed as [`YamlContent::Empty`].
 ///
 /// # Errors
 ///
 /// Returns the first error if the text is not YAML, exceeds a maximum, or uses a feature that
 /// `dialect` does not allow.
-pub fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
+pub fn parse(text: &str, dialect: YamlDialect) -> Result<YamlDocument<'_>, Mistake> {
     let mut tree = Tree::new(dialect);
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
@@ -95,39 +99,39 @@ pub fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
         if tree
             .take(event, line)
             .map_err(|message| mistake(line, message))?
-            == Progress::Done
+            == ParseStatus::Done
         {
             break;
         }
     }
-    let empty = Node {
+    let empty = YamlNode {
         line: 1,
-        content: Content::Empty,
+        content: YamlContent::Empty,
     };
-    Ok(Document {
+    Ok(YamlDocument {
         root: tree.root.unwrap_or(empty),
         warnings: tree.warnings,
     })
 }
 
 struct Tree<'t> {
-    dialect: Dialect,
-    root: Option<Node<'t>>,
+    dialect: YamlDialect,
+    root: Option<YamlNode<'t>>,
     open: Vec<Open<'t>>,
     nodes: usize,
     /// The nodes with anchors, by anchor ID.
-    anchored: HashMap<usize, Node<'t>>,
+    anchored: HashMap<usize, YamlNode<'t>>,
     warnings: Vec<Mistake>,
 }
 
 #[derive(PartialEq, Eq)]
-enum Progress {
+enum ParseStatus {
     More,
     Done,
 }
 
 impl<'t> Tree<'t> {
-    fn new(dialect: Dialect) -> Self {
+    fn new(dialect: YamlDialect) -> Self {
         Self {
             dialect,
             root: None,
@@ -138,14 +142,14 @@ impl<'t> Tree<'t> {
         }
     }
 
-    fn take(&mut self, event: Event<'t>, line: usize) -> Result<Progress, String> {
+    fn take(&mut self, event: Event<'t>, line: usize) -> Result<ParseStatus, String> {
         match event {
             Event::Scalar(_, _, _, Some(_))
             | Event::SequenceStart(_, Some(_))
             | Event::MappingStart(_, Some(_)) => {
                 return Err("tags such as !!str are not supported; remove the tag".into());
             }
-            Event::Alias(anchor) if self.dialect == Dialect::Lenient => self.expand(anchor)?,
+            Event::Alias(anchor) if self.dialect == YamlDialect::Lenient => self.expand(anchor)?,
             Event::Alias(_) => {
                 return Err("aliases are not supported; write out the value".into());
             }
@@ -166,12 +170,14 @@ impl<'t> Tree<'t> {
             Event::MappingStart(anchor, None) => {
                 self.begin(Open::Map(Position { line, anchor }, Vec::new(), None))?;
             }
-            Event::DocumentEnd if self.dialect == Dialect::Lenient => return Ok(Progress::Done),
+            Event::DocumentEnd if self.dialect == YamlDialect::Lenient => {
+                return Ok(ParseStatus::Done);
+            }
             Event::SequenceEnd | Event::MappingEnd => self.end()?,
-            Event::StreamEnd => return Ok(Progress::Done),
+            Event::StreamEnd => return Ok(ParseStatus::Done),
             Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd | Event::Nothing => {}
         }
-        Ok(Progress::More)
+        Ok(ParseStatus::More)
     }
 
     fn count(&mut self, nodes: usize) -> Result<(), String> {
@@ -193,25 +199,25 @@ impl<'t> Tree<'t> {
 
     fn end(&mut self) -> Result<(), String> {
         match self.open.pop() {
-            Some(Open::List(position, items)) => self.close(position, Content::List(items)),
+            Some(Open::List(position, items)) => self.close(position, YamlContent::List(items)),
             Some(Open::Map(position, pairs, _)) => {
                 let pairs = match self.dialect {
-                    Dialect::Strict => pairs,
-                    Dialect::Lenient => self.merged(pairs),
+                    YamlDialect::Strict => pairs,
+                    YamlDialect::Lenient => self.merged(pairs),
                 };
-                self.close(position, Content::Map(pairs))
+                self.close(position, YamlContent::Map(pairs))
             }
             None => Ok(()),
         }
     }
 
     /// Creates a node from its complete content, and adds the node to its parent.
-    fn close(&mut self, position: Position, content: Content<'t>) -> Result<(), String> {
-        let node = Node {
+    fn close(&mut self, position: Position, content: YamlContent<'t>) -> Result<(), String> {
+        let node = YamlNode {
             line: position.line,
             content,
         };
-        if position.anchor != 0 && self.dialect == Dialect::Lenient {
+        if position.anchor != 0 && self.dialect == YamlDialect::Lenient {
             // Keep a copy of the anchored node, so that later aliases can be expanded.
             self.count(node.count())?;
             self.anchored.insert(position.anchor, node.clone());
@@ -220,7 +226,7 @@ impl<'t> Tree<'t> {
         Ok(())
     }
 
-    fn put(&mut self, node: Node<'t>) {
+    fn put(&mut self, node: YamlNode<'t>) {
         match self.open.last_mut() {
             None => self.root = Some(node),
             Some(Open::List(_, items)) => items.push(node),
@@ -229,12 +235,12 @@ impl<'t> Tree<'t> {
                 Some(key) => {
                     // For an absent value, the parser reports the line of the next token. For a
                     // missing value, use the line of the key, which is more helpful in messages.
-                    let line = if matches!(node.content, Content::Empty) {
+                    let line = if matches!(node.content, YamlContent::Empty) {
                         key.line
                     } else {
                         node.line
                     };
-                    pairs.push((key, Node { line, ..node }));
+                    pairs.push((key, YamlNode { line, ..node }));
                 }
             },
         }
@@ -260,14 +266,17 @@ impl<'t> Tree<'t> {
 
     /// Returns `pairs` with merge keys (`<<`) expanded. A repeated key has the position of its
     /// first occurrence and the value of its last occurrence.
-    fn merged(&mut self, pairs: Vec<(Node<'t>, Node<'t>)>) -> Vec<(Node<'t>, Node<'t>)> {
-        let mut own: Vec<(Node<'t>, Node<'t>)> = Vec::with_capacity(pairs.len());
+    fn merged(
+        &mut self,
+        pairs: Vec<(YamlNode<'t>, YamlNode<'t>)>,
+    ) -> Vec<(YamlNode<'t>, YamlNode<'t>)> {
+        let mut own: Vec<(YamlNode<'t>, YamlNode<'t>)> = Vec::with_capacity(pairs.len());
         let mut merges = Vec::new();
         let mut positions: HashMap<String, usize> = HashMap::new();
         for (key, value) in pairs {
             let name = key.text().map(str::to_owned);
             match (name, &key.content) {
-                (_, Content::Plain(name)) if name == "<<" => merges.push(value),
+                (_, YamlContent::Plain(name)) if name == "<<" => merges.push(value),
                 (Some(name), _) => match positions.get(&name) {
                     Some(position) => {
                         let message =
@@ -283,7 +292,7 @@ impl<'t> Tree<'t> {
                 (None, _) => own.push((key, value)),
             }
         }
-        for (key, value) in merges.into_iter().flat_map(Node::into_merged) {
+        for (key, value) in merges.into_iter().flat_map(YamlNode::into_merged) {
             let name = key.text().map(str::to_owned);
             if name.is_some_and(|name| positions.insert(name, own.len()).is_none()) {
                 own.push((key, value));
@@ -293,12 +302,12 @@ impl<'t> Tree<'t> {
     }
 }
 
-impl Node<'_> {
+impl YamlNode<'_> {
     /// Returns the string in the node, if the node is a scalar.
     fn text(&self) -> Option<&str> {
         match &self.content {
-            Content::Plain(text) | Content::Quoted(text) => Some(text),
-            Content::Empty | Content::List(_) | Content::Map(_) => None,
+            YamlContent::Plain(text) | YamlContent::Quoted(text) => Some(text),
+            YamlContent::Empty | YamlContent::List(_) | YamlContent::Map(_) => None,
         }
     }
 
@@ -318,9 +327,11 @@ impl Node<'_> {
 
     fn children(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
         match &self.content {
-            Content::List(items) => Box::new(items.iter()),
-            Content::Map(pairs) => Box::new(pairs.iter().flat_map(|(key, value)| [key, value])),
-            Content::Empty | Content::Plain(_) | Content::Quoted(_) => Box::new(std::iter::empty()),
+            YamlContent::List(items) => Box::new(items.iter()),
+            YamlContent::Map(pairs) => Box::new(pairs.iter().flat_map(|(key, value)| [key, value])),
+            YamlContent::Empty | YamlContent::Plain(_) | YamlContent::Quoted(_) => {
+                Box::new(std::iter::empty())
+            }
         }
     }
 
@@ -328,23 +339,23 @@ impl Node<'_> {
     /// is its pairs. For a list of maps, the result is the pairs of all maps in the list.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
-            Content::Map(pairs) => pairs,
-            Content::List(items) => items.into_iter().flat_map(Self::into_merged).collect(),
-            Content::Empty | Content::Plain(_) | Content::Quoted(_) => Vec::new(),
+            YamlContent::Map(pairs) => pairs,
+            YamlContent::List(items) => items.into_iter().flat_map(Self::into_merged).collect(),
+            YamlContent::Empty | YamlContent::Plain(_) | YamlContent::Quoted(_) => Vec::new(),
         }
     }
 }
 
-fn scalar(text: Cow<'_, str>, style: ScalarStyle) -> Content<'_> {
+fn scalar(text: Cow<'_, str>, style: ScalarStyle) -> YamlContent<'_> {
     match style {
         ScalarStyle::Plain if matches!(&*text, "" | "~" | "null" | "Null" | "NULL") => {
-            Content::Empty
+            YamlContent::Empty
         }
-        ScalarStyle::Plain => Content::Plain(text),
+        ScalarStyle::Plain => YamlContent::Plain(text),
         ScalarStyle::SingleQuoted
         | ScalarStyle::DoubleQuoted
         | ScalarStyle::Literal
-        | ScalarStyle::Folded => Content::Quoted(text),
+        | ScalarStyle::Folded => YamlContent::Quoted(text),
     }
 }
 

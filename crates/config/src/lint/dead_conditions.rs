@@ -17,7 +17,7 @@ use tidegate_net::{
 use super::misread::{self, NO_MATCH};
 use crate::{
     Config, UpstreamConfig,
-    conditions::{self, Comparison, PatternText, RawCondition, RawWhen},
+    conditions::{self, PatternText, RawCondition, RawWhen, TextComparison},
     proxy::RawUpstream,
     report::Report,
     rules::{RawCost, RawRules},
@@ -133,7 +133,7 @@ impl Warnings<'_> {
 
 /// Returns a warning about `text`, a string in a pattern for `entry`, if `text` can never match or
 /// is easily misunderstood.
-pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
+pub(super) fn text_message(entry: &str, comparison: TextComparison, text: &str) -> Option<String> {
     misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
 }
 
@@ -472,8 +472,8 @@ fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
 }
 
 /// Returns a warning if `text` is compared literally, but the value of `entry` can never equal it.
-fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
-    if comparison == Comparison::Regex {
+fn unmatchable_text(entry: &str, comparison: TextComparison, text: &str) -> Option<String> {
+    if comparison == TextComparison::Regex {
         return None;
     }
     if looks_like_expression(entry, text) {

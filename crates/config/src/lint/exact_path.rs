@@ -10,7 +10,7 @@ use tidegate_net::input::shown;
 
 use super::{dead_conditions, misread};
 use crate::{
-    conditions::{Comparison, PatternText},
+    conditions::{PatternText, TextComparison},
     report::Report,
     rules::RawRule,
     source_span::SourceSpan,
@@ -103,9 +103,9 @@ fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)
     } = text;
     let text = scalar.text;
     let exact = match comparison {
-        Comparison::Plain => (text.starts_with('/') && !text.contains('*')).then_some(text)?,
-        Comparison::Regex => misread::exact_expression(text)?,
-        Comparison::Is | Comparison::Route => return None,
+        TextComparison::Plain => (text.starts_with('/') && !text.contains('*')).then_some(text)?,
+        TextComparison::Regex => misread::exact_expression(text)?,
+        TextComparison::Is | TextComparison::Route => return None,
     };
     let has_warning = || dead_conditions::text_message("path", comparison, text).is_some();
     let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();

@@ -5,7 +5,7 @@
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
 
-use crate::conditions::Comparison;
+use crate::conditions::TextComparison;
 
 /// The code of the warning about an expression that must match the whole value. Users can search
 /// for the code.
@@ -18,7 +18,7 @@ pub(super) const NO_MATCH: &str = "no-match";
 
 /// Returns a warning about `text`, a string in a pattern for `entry`, if it probably does not mean
 /// what its author intended.
-pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
+pub(super) fn message(entry: &str, comparison: TextComparison, text: &str) -> Option<String> {
     let not_a_path = || {
         location(text)
             .or_else(|| url(comparison, text))
@@ -26,11 +26,11 @@ pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option
             .or_else(|| query(text))
     };
     let of_path = || match comparison {
-        Comparison::Is => not_a_path(),
-        Comparison::Plain | Comparison::Route => not_a_path()
+        TextComparison::Is => not_a_path(),
+        TextComparison::Plain | TextComparison::Route => not_a_path()
             .or_else(|| parameter(comparison, text))
             .or_else(|| open_glob(text)),
-        Comparison::Regex => location(text)
+        TextComparison::Regex => location(text)
             .or_else(|| query_expression(text))
             .or_else(|| parameter(comparison, text))
             .or_else(|| path_expression(text)),
@@ -90,7 +90,7 @@ pub(super) fn split_url(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns a warning for a URL in place of a path, such as `https://example.com/login`.
-fn url(comparison: Comparison, text: &str) -> Option<String> {
+fn url(comparison: TextComparison, text: &str) -> Option<String> {
     let (_, rest) = split_url(text)?;
     let end = rest.find(['?', '#']).unwrap_or(rest.len());
     let advice = path_advice(comparison, &rest[..end]);
@@ -101,7 +101,7 @@ fn url(comparison: Comparison, text: &str) -> Option<String> {
 }
 
 /// Returns a warning for a path with a fragment, such as `/login#top`.
-fn fragment(comparison: Comparison, text: &str) -> Option<String> {
+fn fragment(comparison: TextComparison, text: &str) -> Option<String> {
     let (path, _) = text.split_once('#')?;
     let why = "a path never contains a fragment (`#` and what follows), because clients do not send it to a server";
     let path = path.split('?').next().unwrap_or_default();
@@ -113,11 +113,11 @@ fn fragment(comparison: Comparison, text: &str) -> Option<String> {
 }
 
 /// Returns the suggested condition for `path`: a route, which is safer than an exact path.
-fn path_advice(comparison: Comparison, path: &str) -> String {
+fn path_advice(comparison: TextComparison, path: &str) -> String {
     let normal = normalize_path(path);
     let path = shown(normal.as_deref().unwrap_or(path));
     match comparison {
-        Comparison::Is => format!("{{is: {path}}}"),
+        TextComparison::Is => format!("{{is: {path}}}"),
         _ if path == "/" => path,
         _ => format!("{{route: {path}}}"),
     }
@@ -149,14 +149,14 @@ fn no_query(path: &str) -> String {
 
 /// Returns a warning for a path segment such as `:id`, `{id}` or `<id>`. In other software, a
 /// segment of this form is a placeholder for any value.
-fn parameter(comparison: Comparison, text: &str) -> Option<String> {
+fn parameter(comparison: TextComparison, text: &str) -> Option<String> {
     let bare = match comparison {
-        Comparison::Regex => without_anchors(text),
+        TextComparison::Regex => without_anchors(text),
         _ => text,
     };
     let mut segments = bare.split('/');
     let found = shown(segments.clone().find(|segment| is_parameter(segment))?);
-    let is_glob = comparison != Comparison::Regex
+    let is_glob = comparison != TextComparison::Regex
         || segments.all(|segment| is_parameter(segment) || is_literal(segment));
     let (advice, meaning) = if is_glob {
         let advice = glob_advice(comparison, bare);
@@ -176,7 +176,7 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
 }
 
 /// Returns the suggested condition for `path`, with its parameters replaced by wildcards.
-fn glob_advice(comparison: Comparison, path: &str) -> String {
+fn glob_advice(comparison: TextComparison, path: &str) -> String {
     let segments = path.split('/');
     let globs = segments.map(
         |segment| match (is_parameter(segment), segment.contains('*')) {
@@ -188,7 +188,7 @@ fn glob_advice(comparison: Comparison, path: &str) -> String {
     );
     let glob = shown(&globs.collect::<Vec<_>>().join("/"));
     match comparison {
-        Comparison::Route => format!("{{route: {glob}}}"),
+        TextComparison::Route => format!("{{route: {glob}}}"),
         _ => glob,
     }
 }
@@ -266,9 +266,9 @@ fn path_expression(text: &str) -> Option<String> {
 /// Returns a warning for a regular expression with an anchor at only one end. In other software, an
 /// expression with one anchor matches any value that starts with a match (`^`) or ends with a match
 /// (`$`).
-fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
+fn part_expression(comparison: TextComparison, text: &str) -> Option<String> {
     // In an expression such as `^a|b$`, each alternative has one anchor, so do not warn about it.
-    if comparison != Comparison::Regex || text.contains('|') {
+    if comparison != TextComparison::Regex || text.contains('|') {
         return None;
     }
     let begins = text.starts_with('^');

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use tidegate_config::{envoy::DomainFiles, report::Report, value::Value, yaml::Content};
+use tidegate_config::{envoy::DomainFiles, report::Report, value::Value, yaml::YamlContent};
 use tidegate_net::input::shown;
 
 use super::{
@@ -72,7 +72,7 @@ fn level(
     let mut named = Vec::new();
     for item in items
         .iter()
-        .filter(|item| matches!(item.content(), Content::Map(_)))
+        .filter(|item| matches!(item.content(), YamlContent::Map(_)))
     {
         let key = text(item, "key", report).unwrap_or_default();
         let value = text(item, "value", report).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! The fields of the maps in a configuration file, and their scalar values.
 
-use tidegate_config::{report::Report, value::Value, yaml::Content};
+use tidegate_config::{report::Report, value::Value, yaml::YamlContent};
 
 use super::scalar::{self, TypedScalar};
 
@@ -11,7 +11,7 @@ pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
 
 /// Returns the value of a field, if it exists. If a key occurs more than once, the last value wins.
 pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
-    let has_name = |key: &Content<'_>| matches!(key, Content::Plain(text) | Content::Quoted(text) if text == name);
+    let has_name = |key: &YamlContent<'_>| matches!(key, YamlContent::Plain(text) | YamlContent::Quoted(text) if text == name);
     let fields = value.members().into_iter();
     fields
         .filter(|(key, _)| key.is_some_and(has_name))
@@ -23,9 +23,9 @@ pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
 pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
     let value = field(value, name)?;
     match value.content() {
-        Content::Plain(text) | Content::Quoted(text) => Some(text),
-        Content::Empty => None,
-        Content::List(_) | Content::Map(_) => {
+        YamlContent::Plain(text) | YamlContent::Quoted(text) => Some(text),
+        YamlContent::Empty => None,
+        YamlContent::List(_) | YamlContent::Map(_) => {
             unreadable(&value, "a string", report);
             None
         }

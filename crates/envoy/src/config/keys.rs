@@ -7,7 +7,7 @@
 //! envoyproxy/ratelimit rejects Tidegate's own keys everywhere, so a file that is valid for
 //! envoyproxy/ratelimit has the same meaning for Tidegate.
 
-use tidegate_config::{report::Report, value::Value, yaml::Content};
+use tidegate_config::{report::Report, value::Value, yaml::YamlContent};
 use tidegate_core::LimitSpec;
 use tidegate_net::input::{nearest, shown};
 
@@ -128,18 +128,18 @@ pub(super) fn check(value: &Value<'_>, kind: MapKind, report: &mut Report) {
 
 fn check_value(value: &Value<'_>, kind: MapKind, name: &str, report: &mut Report) {
     match value.content() {
-        Content::Map(_) => check(value, kind, report),
-        Content::List(_) => {
+        YamlContent::Map(_) => check(value, kind, report),
+        YamlContent::List(_) => {
             for item in value.items(report, "a list").unwrap_or_default() {
                 match item.content() {
-                    Content::Map(_) => check(&item, kind, report),
+                    YamlContent::Map(_) => check(&item, kind, report),
                     // A limit in Tidegate's format may be in the short form, such as `5/s`.
-                    Content::Plain(_) | Content::Quoted(_) if name == "rate_limits" => {}
-                    Content::Plain(text) | Content::Quoted(text) => {
+                    YamlContent::Plain(_) | YamlContent::Quoted(_) if name == "rate_limits" => {}
+                    YamlContent::Plain(text) | YamlContent::Quoted(text) => {
                         let text = shown(text);
                         item.wrong(report, format!("config error, yaml file contains list of type other than map: {text}"));
                     }
-                    Content::Empty | Content::List(_) => {
+                    YamlContent::Empty | YamlContent::List(_) => {
                         item.wrong(
                             report,
                             "config error, yaml file contains list of type other than map",
@@ -157,11 +157,11 @@ fn check_value(value: &Value<'_>, kind: MapKind, name: &str, report: &mut Report
 }
 
 fn name_of<'n>(
-    key: Option<&'n Content<'n>>,
+    key: Option<&'n YamlContent<'n>>,
     value: &Value<'_>,
     report: &mut Report,
 ) -> Option<&'n str> {
-    let Some(Content::Plain(text) | Content::Quoted(text)) = key else {
+    let Some(YamlContent::Plain(text) | YamlContent::Quoted(text)) = key else {
         value.wrong(report, "config error, key is not of type string");
         return None;
     };

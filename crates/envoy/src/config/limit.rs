@@ -15,7 +15,7 @@ use tidegate_config::{
     limits::{self, DefaultAlgorithm, Fallback},
     report::Report,
     value::Value,
-    yaml::Content,
+    yaml::YamlContent,
 };
 use tidegate_core::{
     Algorithm, AlgorithmName, Anchor, Limit, LimitSpec, Limits, Rate, Span, Window,
@@ -75,8 +75,8 @@ pub(super) fn read(
             None
         }
         (Some(one), None) => match one.content() {
-            Content::Empty => None,
-            Content::Map(_) => single(&one, denied, report),
+            YamlContent::Empty => None,
+            YamlContent::Map(_) => single(&one, denied, report),
             _ => {
                 unreadable(&one, "a map with a unit and requests_per_unit", report);
                 None
@@ -113,7 +113,7 @@ fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
     }
     let (mut limits, mut name, mut replaced) = (Vec::new(), None, Vec::new());
     for item in &items {
-        if let Content::Map(_) = item.content() {
+        if let YamlContent::Map(_) = item.content() {
             let own = text(item, "name", report).filter(|name| !name.is_empty());
             replaced.extend(replaces(item, own, report));
             name = name.or(own);
@@ -176,7 +176,7 @@ fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<L
         soft: None,
         count_denied: None,
     };
-    let Content::Map(_) = value.content() else {
+    let YamlContent::Map(_) = value.content() else {
         return limits::limit(value, fallback, report);
     };
     let before = report.count();
@@ -326,7 +326,7 @@ fn replaces(value: &Value<'_>, own: Option<&str>, report: &mut Report) -> Box<[B
     let items = list.items(report, "a list of names").unwrap_or_default();
     let named = items
         .iter()
-        .filter(|item| matches!(item.content(), Content::Map(_)));
+        .filter(|item| matches!(item.content(), YamlContent::Map(_)));
     let names = named.filter_map(|item| {
         let name = text(item, "name", report).unwrap_or_default();
         if name.is_empty() {

@@ -10,7 +10,7 @@ use tidegate_config::{
     MAX_FILE_BYTES, Mistake,
     report::Report,
     value::{Shape, Value},
-    yaml::{self, Content, Dialect, Document},
+    yaml::{self, YamlContent, YamlDialect, YamlDocument},
 };
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Span, Window, bounds};
 
@@ -83,7 +83,7 @@ pub fn read_limitador(mut files: Vec<File>) -> Result<LoadedConfig, Vec<FileMist
     mistakes.finish(loaded)
 }
 
-fn document(text: &str) -> Result<Document<'_>, Mistake> {
+fn document(text: &str) -> Result<YamlDocument<'_>, Mistake> {
     let wrong = |line, message: String| Mistake {
         path: String::new(),
         line,
@@ -95,7 +95,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
             format!("the file has {length} bytes, which exceeds the maximum of {MAX_FILE_BYTES}");
         return Err(wrong(None, message));
     }
-    let document = yaml::parse(text, Dialect::Lenient)?;
+    let document = yaml::parse(text, YamlDialect::Lenient)?;
     let root = Value::root(&document.root);
     // If a program rewrites the file in place, the file is empty for a moment. An empty file is
     // therefore rejected, so that it does not remove all limits.
@@ -115,7 +115,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
 type LimitIdentity = (String, u64, Vec<Box<str>>, Vec<Box<str>>);
 
 fn read_document(
-    document: &Document<'_>,
+    document: &YamlDocument<'_>,
     loaded: &mut LoadedConfig,
     known: &mut HashMap<LimitIdentity, usize>,
 ) -> Report {
@@ -216,7 +216,7 @@ fn limit<'n>(item: &Value<'n>, report: &mut Report) -> Option<(&'n str, Limitado
 fn check_keys(item: &Value<'_>, report: &mut Report) {
     for (key, value) in item.members() {
         let is_known = match key {
-            Some(Content::Plain(name) | Content::Quoted(name)) => KEYS.contains(&&**name),
+            Some(YamlContent::Plain(name) | YamlContent::Quoted(name)) => KEYS.contains(&&**name),
             _ => false,
         };
         if !is_known {

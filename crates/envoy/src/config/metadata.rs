@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_config::{report::Report, value::Value, yaml::Content};
+use tidegate_config::{report::Report, value::Value, yaml::YamlContent};
 
 use super::scalar::{self, TypedScalar};
 
@@ -11,9 +11,9 @@ use crate::Metadata;
 /// Reads the metadata of a rule, which is a map with string keys.
 pub(super) fn read(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
     match value.content() {
-        Content::Empty => None,
-        Content::Map(_) => convert(value, report),
-        Content::Plain(_) | Content::Quoted(_) | Content::List(_) => {
+        YamlContent::Empty => None,
+        YamlContent::Map(_) => convert(value, report),
+        YamlContent::Plain(_) | YamlContent::Quoted(_) | YamlContent::List(_) => {
             let found = value.describe();
             value.wrong(
                 report,
@@ -26,11 +26,11 @@ pub(super) fn read(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
 
 fn convert(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
     match value.content() {
-        Content::Map(_) => {
+        YamlContent::Map(_) => {
             let mut members: Vec<(Arc<str>, Metadata)> = Vec::new();
             for (key, value) in value.members() {
                 match key {
-                    Some(Content::Plain(name) | Content::Quoted(name)) => {
+                    Some(YamlContent::Plain(name) | YamlContent::Quoted(name)) => {
                         members.extend(
                             convert(&value, report).map(|value| (Arc::from(&**name), value)),
                         );
@@ -43,7 +43,7 @@ fn convert(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
             }
             Some(Metadata::map(members))
         }
-        Content::List(_) => {
+        YamlContent::List(_) => {
             let items = value.items(report, "a list").unwrap_or_default();
             Some(Metadata::List(
                 items
@@ -56,10 +56,10 @@ fn convert(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
     }
 }
 
-fn plain(content: &Content<'_>) -> Metadata {
+fn plain(content: &YamlContent<'_>) -> Metadata {
     let text = match content {
-        Content::Plain(text) | Content::Quoted(text) => text,
-        Content::Empty | Content::List(_) | Content::Map(_) => return Metadata::Null,
+        YamlContent::Plain(text) | YamlContent::Quoted(text) => text,
+        YamlContent::Empty | YamlContent::List(_) | YamlContent::Map(_) => return Metadata::Null,
     };
     match scalar::of(content) {
         Some(TypedScalar::Truth(truth)) => Metadata::Truth(truth),

@@ -25,7 +25,7 @@ use tidegate_config::{
     envoy::DomainFiles,
     report::{self, Report},
     value::{Shape, Value},
-    yaml::{self, Dialect, Document},
+    yaml::{self, YamlDialect, YamlDocument},
 };
 
 /// A configuration file.
@@ -173,7 +173,7 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
 /// Returns the errors, of which at most [`MAX_FILE_MISTAKES`] are listed. The list of errors is
 /// never empty.
 pub(crate) fn interpret(
-    documents: &[(&str, Document<'_>)],
+    documents: &[(&str, YamlDocument<'_>)],
     merging: DomainFiles,
     mut mistakes: FileMistakes,
 ) -> Result<LoadedConfig, Vec<FileMistake>> {
@@ -199,7 +199,7 @@ pub(crate) fn interpret(
     mistakes.finish(loaded)
 }
 
-fn document(text: &str) -> Result<Document<'_>, Mistake> {
+fn document(text: &str) -> Result<YamlDocument<'_>, Mistake> {
     let wrong = |line, message: String| Mistake {
         path: String::new(),
         line,
@@ -214,7 +214,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
             ),
         ));
     }
-    let document = yaml::parse(text, Dialect::Lenient)
+    let document = yaml::parse(text, YamlDialect::Lenient)
         .map_err(|mistake| wrong(mistake.line, mistake.message))?;
     match Value::root(&document.root).shape() {
         Shape::List => Err(wrong(
@@ -227,7 +227,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
 
 /// Returns each domain's charge mode. `all_or_nothing` takes effect for a domain if any of the
 /// domain's files sets it.
-fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, ChargeMode> {
+fn charging(documents: &[(&str, YamlDocument<'_>)]) -> HashMap<String, ChargeMode> {
     let mut charging = HashMap::new();
     for (_, document) in documents {
         let root = Value::root(&document.root);

@@ -1,7 +1,7 @@
 //! Interprets scalars by the rules of YAML 1.1. For example, `yes` is true and `0x10` is a number,
 //! even if the author intended a string.
 
-use tidegate_config::yaml::Content;
+use tidegate_config::yaml::YamlContent;
 
 /// The type of a scalar in YAML 1.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,12 +14,12 @@ pub(super) enum TypedScalar {
 }
 
 /// Returns the interpretation of `content`; `None` if it is a list or a map.
-pub(super) fn of(content: &Content<'_>) -> Option<TypedScalar> {
+pub(super) fn of(content: &YamlContent<'_>) -> Option<TypedScalar> {
     match content {
-        Content::Empty => Some(TypedScalar::Null),
-        Content::Quoted(_) => Some(TypedScalar::Text),
-        Content::Plain(text) => Some(resolve(text)),
-        Content::List(_) | Content::Map(_) => None,
+        YamlContent::Empty => Some(TypedScalar::Null),
+        YamlContent::Quoted(_) => Some(TypedScalar::Text),
+        YamlContent::Plain(text) => Some(resolve(text)),
+        YamlContent::List(_) | YamlContent::Map(_) => None,
     }
 }
 

@@ -11,7 +11,7 @@ use prost_types::{Any, Struct, Value, value::Kind};
 use tidegate_config::{
     Mistake,
     envoy::DomainFiles,
-    yaml::{Content, Document, Node},
+    yaml::{YamlContent, YamlDocument, YamlNode},
 };
 use tidegate_net::input::shown;
 
@@ -77,7 +77,7 @@ pub(super) fn read(
     }
     configs.sort_by(|(a, _), (b, _)| a.cmp(b));
     let documents = configs.iter();
-    let documents: Vec<(&str, Document<'_>)> = documents
+    let documents: Vec<(&str, YamlDocument<'_>)> = documents
         .map(|(name, config)| (name.as_str(), document(config)))
         .collect();
     let mut read = interpret(&documents, merging, mistakes);
@@ -117,18 +117,18 @@ fn mistake(name: &str, message: String) -> FileMistake {
 
 /// Converts a resource to the document of a configuration file with the same content. Fields with
 /// the default value are omitted, because protobuf does not distinguish them from missing fields.
-fn document(config: &RateLimitConfig) -> Document<'_> {
+fn document(config: &RateLimitConfig) -> YamlDocument<'_> {
     let root = map([
         ("domain", text(&config.domain)),
         ("descriptors", list(&config.descriptors, descriptor)),
     ]);
-    Document {
+    YamlDocument {
         root,
         warnings: Vec::new(),
     }
 }
 
-fn descriptor(fields: &RateLimitDescriptor) -> Node<'_> {
+fn descriptor(fields: &RateLimitDescriptor) -> YamlNode<'_> {
     map([
         ("key", text(&fields.key)),
         ("value", text(&fields.value)),
@@ -141,15 +141,19 @@ fn descriptor(fields: &RateLimitDescriptor) -> Node<'_> {
     ])
 }
 
-fn policy(policy: &RateLimitPolicy) -> Node<'_> {
+fn policy(policy: &RateLimitPolicy) -> YamlNode<'_> {
     let unit = match RateLimitUnit::try_from(policy.unit) {
         Ok(RateLimitUnit::Unknown) if policy.unlimited => None,
         Ok(unit) => Some(Cow::Borrowed(unit.as_str_name())),
         Err(_) => Some(Cow::Owned(policy.unit.to_string())),
     };
-    let requests = || node(Content::Plain(policy.requests_per_unit.to_string().into()));
+    let requests = || {
+        node(YamlContent::Plain(
+            policy.requests_per_unit.to_string().into(),
+        ))
+    };
     map([
-        ("unit", unit.map(|unit| node(Content::Quoted(unit)))),
+        ("unit", unit.map(|unit| node(YamlContent::Quoted(unit)))),
         ("requests_per_unit", (!policy.unlimited).then(requests)),
         ("unlimited", flag(policy.unlimited)),
         ("name", text(&policy.name)),
@@ -160,50 +164,50 @@ fn policy(policy: &RateLimitPolicy) -> Node<'_> {
     ])
 }
 
-fn structure(fields: &Struct) -> Node<'_> {
+fn structure(fields: &Struct) -> YamlNode<'_> {
     let members = fields.fields.iter();
     let members = members.map(|(name, field)| (key(name), value(field)));
-    node(Content::Map(members.collect()))
+    node(YamlContent::Map(members.collect()))
 }
 
-fn value(field: &Value) -> Node<'_> {
+fn value(field: &Value) -> YamlNode<'_> {
     let content = match &field.kind {
-        None | Some(Kind::NullValue(_)) => Content::Empty,
-        Some(Kind::NumberValue(number)) => Content::Plain(number.to_string().into()),
-        Some(Kind::BoolValue(truth)) => Content::Plain(truth.to_string().into()),
-        Some(Kind::StringValue(text)) => Content::Quoted(text.into()),
+        None | Some(Kind::NullValue(_)) => YamlContent::Empty,
+        Some(Kind::NumberValue(number)) => YamlContent::Plain(number.to_string().into()),
+        Some(Kind::BoolValue(truth)) => YamlContent::Plain(truth.to_string().into()),
+        Some(Kind::StringValue(text)) => YamlContent::Quoted(text.into()),
         Some(Kind::StructValue(inside)) => return structure(inside),
-        Some(Kind::ListValue(list)) => Content::List(list.values.iter().map(value).collect()),
+        Some(Kind::ListValue(list)) => YamlContent::List(list.values.iter().map(value).collect()),
     };
     node(content)
 }
 
-fn map<'m, const N: usize>(members: [(&'static str, Option<Node<'m>>); N]) -> Node<'m> {
+fn map<'m, const N: usize>(members: [(&'static str, Option<YamlNode<'m>>); N]) -> YamlNode<'m> {
     let members = members.into_iter();
     let members = members.filter_map(|(name, value)| Some((key(name), value?)));
-    node(Content::Map(members.collect()))
+    node(YamlContent::Map(members.collect()))
 }
 
-fn list<'m, M>(items: &'m [M], item: impl Fn(&'m M) -> Node<'m>) -> Option<Node<'m>> {
-    (!items.is_empty()).then(|| node(Content::List(items.iter().map(item).collect())))
+fn list<'m, M>(items: &'m [M], item: impl Fn(&'m M) -> YamlNode<'m>) -> Option<YamlNode<'m>> {
+    (!items.is_empty()).then(|| node(YamlContent::List(items.iter().map(item).collect())))
 }
 
 /// Returns a quoted string value, so that it is never read as a number or a boolean. Returns `None`
 /// for an empty string.
-fn text(text: &str) -> Option<Node<'_>> {
+fn text(text: &str) -> Option<YamlNode<'_>> {
     (!text.is_empty()).then(|| key(text))
 }
 
-fn flag(flag: bool) -> Option<Node<'static>> {
-    flag.then(|| node(Content::Plain("true".into())))
+fn flag(flag: bool) -> Option<YamlNode<'static>> {
+    flag.then(|| node(YamlContent::Plain("true".into())))
 }
 
-fn key(name: &str) -> Node<'_> {
-    node(Content::Quoted(name.into()))
+fn key(name: &str) -> YamlNode<'_> {
+    node(YamlContent::Quoted(name.into()))
 }
 
-const fn node(content: Content<'_>) -> Node<'_> {
-    Node { line: 0, content }
+const fn node(content: YamlContent<'_>) -> YamlNode<'_> {
+    YamlNode { line: 0, content }
 }
 
 #[cfg(test)]
