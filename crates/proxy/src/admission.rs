@@ -67,9 +67,9 @@ impl<S> AdmissionService<S> {
 
 type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
-/// A response that admission control generates itself. The response is boxed because it is large
-/// and rare.
-type LocalReply<R> =
+/// The future of a response that admission control generates itself. The response is boxed because
+/// it is large and rare.
+type LocalReplyFuture<R> =
     Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
 
 impl<S, B, R> Service<Request<B>> for AdmissionService<S>
@@ -79,7 +79,7 @@ where
 {
     type Response = Response<LimitedBody<R>>;
     type Error = Infallible;
-    type Future = Instrumented<Either<S::Future, LocalReply<R>>>;
+    type Future = Instrumented<Either<S::Future, LocalReplyFuture<R>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
@@ -88,7 +88,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut head, body) = request.into_parts();
         let span = trace::request_span(ListenerKind::Proxy, "proxy", &head.headers);
-        let response: Either<S::Future, LocalReply<R>> = match self.context.check(&mut head) {
+        let response: Either<S::Future, LocalReplyFuture<R>> = match self.context.check(&mut head) {
             Some(reply) => {
                 let reply = ready(reply);
                 Either::Right(reply.map(|reply| Ok(reply.map(LimitedBody::denial))))

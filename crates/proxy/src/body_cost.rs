@@ -34,7 +34,7 @@ use super::{
     inspected_bytes::InspectedBytes,
     json_numbers::{JsonNumbers, NumberError},
     rate_limit::ProxyLimiter,
-    request_body::{ReadBody, RequestBody},
+    request_body::{BufferedBody, RequestBody},
     response_body::ResponseBody,
     runtime::ProxyRuntime,
 };
@@ -129,7 +129,7 @@ impl BodyCostContext {
         match costs(&rules, &body.data) {
             Ok(costs) => {
                 head.extensions.insert(costs);
-                Ok(RequestBody::Read(body))
+                Ok(RequestBody::Buffered(body))
             }
             Err(error) => Err(self.reject(head, &error)),
         }
@@ -143,7 +143,7 @@ impl BodyCostContext {
     }
 
     /// Reads the whole body.
-    async fn collect(&self, head: &Parts, body: Incoming) -> Result<ReadBody, ProxyError> {
+    async fn collect(&self, head: &Parts, body: Incoming) -> Result<BufferedBody, ProxyError> {
         let settings = Arc::clone(&self.runtime.current().settings);
         let max_bytes = settings
             .max_inspected_body
@@ -177,7 +177,7 @@ impl BodyCostContext {
                 Err(_) => had_trailers = true,
             }
         }
-        Ok(ReadBody {
+        Ok(BufferedBody {
             data: data.into(),
             had_trailers,
             memory,

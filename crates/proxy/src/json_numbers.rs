@@ -35,10 +35,10 @@ impl JsonNumbers {
         document: &[u8],
         pointers: impl Iterator<Item = &'p JsonPointer>,
     ) -> serde_json::Result<Self> {
-        let mut targets: Vec<Target<'p>> = Vec::new();
+        let mut targets: Vec<PointerTarget<'p>> = Vec::new();
         for pointer in pointers {
             if targets.iter().all(|target| target.pointer != pointer) {
-                targets.push(Target {
+                targets.push(PointerTarget {
                     pointer,
                     tokens: pointer.tokens().collect(),
                     found: None,
@@ -47,7 +47,7 @@ impl JsonNumbers {
         }
         let mut deserializer = serde_json::Deserializer::from_slice(document);
         let active = (0..targets.len()).collect();
-        Reader {
+        ValueReader {
             targets: &mut targets,
             active,
             depth: 0,
@@ -71,7 +71,7 @@ impl JsonNumbers {
 }
 
 /// A JSON pointer, and the number or error found at its location.
-struct Target<'p> {
+struct PointerTarget<'p> {
     pointer: &'p JsonPointer,
     tokens: Vec<&'p str>,
     found: Option<Result<u64, NumberError>>,
@@ -87,13 +87,13 @@ struct NextTargets {
 
 /// Reads one value. For each `active` target, the first `depth` tokens of its pointer lead to this
 /// value.
-struct Reader<'a, 'p> {
-    targets: &'a mut [Target<'p>],
+struct ValueReader<'a, 'p> {
+    targets: &'a mut [PointerTarget<'p>],
     active: Vec<usize>,
     depth: usize,
 }
 
-impl<'p> Reader<'_, 'p> {
+impl<'p> ValueReader<'_, 'p> {
     /// Stores `found` in the targets whose pointer refers to this value.
     fn record(&mut self, found: Result<u64, NumberError>) {
         for at in &self.active {
@@ -133,8 +133,8 @@ impl<'p> Reader<'_, 'p> {
         Vec::new()
     }
 
-    fn child(&mut self, active: Vec<usize>) -> Reader<'_, 'p> {
-        Reader {
+    fn child(&mut self, active: Vec<usize>) -> ValueReader<'_, 'p> {
+        ValueReader {
             targets: self.targets,
             active,
             depth: self.depth + 1,
@@ -142,7 +142,7 @@ impl<'p> Reader<'_, 'p> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_, '_> {
+impl<'de> DeserializeSeed<'de> for ValueReader<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -153,7 +153,7 @@ impl<'de> DeserializeSeed<'de> for Reader<'_, '_> {
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_, '_> {
+impl<'de> Visitor<'de> for ValueReader<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,7 +10,7 @@ use super::{
     upstream::{
         balancer::{Upstream, Upstreams},
         counters::{STATUS_CLASSES, UPSTREAM_ERRORS},
-        outlier::{CheckResult, EndpointHealth},
+        outlier::{EndpointHealth, HealthCheckResult},
     },
 };
 
@@ -182,7 +182,7 @@ impl Upstreams {
         });
         page.family(&INCOMPLETE_RESPONSES, early_ends);
         let checks = endpoints.iter().flat_map(|(upstream, url, health)| {
-            CheckResult::ALL.map(|result| {
+            HealthCheckResult::ALL.map(|result| {
                 let labels = [*upstream, url.as_str(), result.as_str()];
                 (labels, health.checks(result))
             })

@@ -11,15 +11,15 @@ use tidegate_tower::ConcurrencyPermit;
 
 /// A concurrency permit. The slot is released when the permit is taken or dropped.
 #[derive(Debug)]
-pub(crate) struct PausablePermit(Arc<Slot>);
+pub(crate) struct PausablePermit(Arc<SharedPermit>);
 
 /// A handle with which the request body pauses and resumes its permit. The handle does nothing once
 /// the permit has been taken or dropped.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PermitHandle(Weak<Slot>);
+pub(crate) struct PermitHandle(Weak<SharedPermit>);
 
 /// The concurrency permit of a request; `None` once the permit has been taken.
-type Slot = Mutex<Option<ConcurrencyPermit>>;
+type SharedPermit = Mutex<Option<ConcurrencyPermit>>;
 
 impl PausablePermit {
     pub(crate) fn new(permit: ConcurrencyPermit) -> Self {
@@ -59,6 +59,6 @@ impl PermitHandle {
     }
 }
 
-fn lock(slot: &Slot) -> MutexGuard<'_, Option<ConcurrencyPermit>> {
+fn lock(slot: &SharedPermit) -> MutexGuard<'_, Option<ConcurrencyPermit>> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

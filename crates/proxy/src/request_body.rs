@@ -134,12 +134,12 @@ pub(crate) enum RequestBody {
     /// A body that the proxy streams from the client.
     Incoming(Incoming),
     /// A body that the proxy has already read, because the request's cost depends on it.
-    Read(ReadBody),
+    Buffered(BufferedBody),
 }
 
 /// A completely read request body.
 #[derive(Debug)]
-pub(crate) struct ReadBody {
+pub(crate) struct BufferedBody {
     pub(crate) data: Bytes,
     /// Whether the body had trailers, which are dropped.
     pub(crate) had_trailers: bool,
@@ -157,14 +157,14 @@ impl HttpBody for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match self.get_mut() {
             Self::Incoming(body) => Pin::new(body).poll_frame(cx),
-            Self::Read(body) => Poll::Ready(body.next().map(Ok)),
+            Self::Buffered(body) => Poll::Ready(body.next().map(Ok)),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Incoming(body) => body.is_end_stream(),
-            Self::Read(body) => body.data.is_empty() && !body.had_trailers,
+            Self::Buffered(body) => body.data.is_empty() && !body.had_trailers,
         }
     }
 
@@ -172,12 +172,12 @@ impl HttpBody for RequestBody {
         match self {
             Self::Incoming(body) => body.size_hint(),
             // The length of a buffer in memory fits in 64 bits.
-            Self::Read(body) => SizeHint::with_exact(body.data.len() as u64),
+            Self::Buffered(body) => SizeHint::with_exact(body.data.len() as u64),
         }
     }
 }
 
-impl ReadBody {
+impl BufferedBody {
     fn next(&mut self) -> Option<Frame<Bytes>> {
         if !self.data.is_empty() {
             self.memory = InspectedBytes::default();

@@ -57,7 +57,7 @@ pub(crate) struct UpgradedSession(Arc<SessionState>);
 
 #[derive(Debug, Default)]
 struct SessionState {
-    entry: Mutex<Option<Entry>>,
+    entry: Mutex<Option<AccessLogEntry>>,
     received: Arc<AtomicU64>,
     sent: Arc<AtomicU64>,
     is_complete: AtomicBool,
@@ -79,7 +79,7 @@ impl UpgradedSession {
         self.0.is_complete.store(true, Ordering::Relaxed);
     }
 
-    fn log(&self, entry: Entry) {
+    fn log(&self, entry: AccessLogEntry) {
         *self.0.entry.lock().unwrap_or_else(PoisonError::into_inner) = Some(entry);
     }
 }
@@ -135,7 +135,7 @@ where
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let mut entry = Entry::new(&self.context, &request);
+        let mut entry = AccessLogEntry::new(&self.context, &request);
         let response_future = self.inner.call(request);
         Box::pin(async move {
             let mut response = response_future.await?;
@@ -161,7 +161,7 @@ where
 #[derive(Debug)]
 pub(crate) struct LoggedBody<B> {
     body: B,
-    entry: Option<Entry>,
+    entry: Option<AccessLogEntry>,
 }
 
 impl<B> Body for LoggedBody<B>
@@ -214,7 +214,7 @@ where
 /// A log entry. The entry is written when it is dropped, which happens at the end of the response
 /// or when the client disconnects.
 #[derive(Debug)]
-struct Entry {
+struct AccessLogEntry {
     context: Arc<LogContext>,
     start: Timestamp,
     line: LogLine,
@@ -259,7 +259,7 @@ struct LogLine {
     user_agent: Option<Box<str>>,
 }
 
-impl Entry {
+impl AccessLogEntry {
     fn new(context: &Arc<LogContext>, request: &Request<Incoming>) -> Self {
         let (uri, headers) = (request.uri(), request.headers());
         let host = uri.host().map(cut);
@@ -297,7 +297,7 @@ impl Entry {
     }
 }
 
-impl Entry {
+impl AccessLogEntry {
     /// Moves the fields that the proxy stored in the response's `extensions` into the entry.
     fn take_extensions(&mut self, extensions: &mut Extensions) {
         if let Some(LoggedUpstream { upstream, endpoint }) = extensions.remove() {
@@ -316,7 +316,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for AccessLogEntry {
     fn drop(&mut self) {
         let now = self.context.limiter.now();
         self.line.duration_us = now.as_micros().saturating_sub(self.start.as_micros());

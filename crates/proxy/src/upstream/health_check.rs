@@ -23,7 +23,7 @@ use super::{
     config::RuntimeConfig,
     connect::{self, Protocol},
     endpoint::Endpoint,
-    outlier::{CheckResult, with_causes},
+    outlier::{HealthCheckResult, with_causes},
 };
 use crate::{headers::target, request_body::Upload};
 
@@ -89,8 +89,8 @@ impl CheckStreak {
     fn record(&mut self, endpoint: &Endpoint, check: &HealthCheck, problem: Option<String>) {
         let health = &endpoint.health;
         health.count_check(match problem {
-            None => CheckResult::Good,
-            Some(_) => CheckResult::Bad,
+            None => HealthCheckResult::Good,
+            Some(_) => HealthCheckResult::Bad,
         });
         (self.good, self.bad) = match problem {
             None => (self.good.saturating_add(1), 0),

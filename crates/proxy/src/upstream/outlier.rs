@@ -57,12 +57,12 @@ pub(crate) struct EndpointHealth {
 
 /// The result of a health check, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CheckResult {
+pub(crate) enum HealthCheckResult {
     Good,
     Bad,
 }
 
-impl CheckResult {
+impl HealthCheckResult {
     /// All results, in the order of their discriminants.
     pub(crate) const ALL: [Self; 2] = [Self::Good, Self::Bad];
 
@@ -99,7 +99,7 @@ impl EndpointHealth {
     }
 
     /// Returns the number of health checks with this result.
-    pub(crate) fn checks(&self, result: CheckResult) -> u64 {
+    pub(crate) fn checks(&self, result: HealthCheckResult) -> u64 {
         self.checks[result as usize].load(Ordering::Relaxed)
     }
 
@@ -161,7 +161,7 @@ impl EndpointHealth {
     }
 
     /// Counts a health check with this result.
-    pub(super) fn count_check(&self, result: CheckResult) {
+    pub(super) fn count_check(&self, result: HealthCheckResult) {
         self.checks[result as usize].fetch_add(1, Ordering::Relaxed);
     }
 
