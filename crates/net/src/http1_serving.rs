@@ -8,13 +8,13 @@ use std::{
 use super::{Activity, MovableConnection, Phase, Shutdown};
 
 /// An HTTP/1.1 connection of hyper's server.
-pub trait Http1Connection: Future<Output = hyper::Result<()>> + Unpin {
+pub trait Http1ServerConnection: Future<Output = hyper::Result<()>> + Unpin {
     /// Ends the connection after the response to the current request, or immediately if there is
     /// none.
     fn finish(&mut self);
 }
 
-impl<I, B, S> Http1Connection for hyper::server::conn::http1::Connection<I, S>
+impl<I, B, S> Http1ServerConnection for hyper::server::conn::http1::Connection<I, S>
 where
     S: hyper::service::HttpService<hyper::body::Incoming, ResBody = B>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -27,7 +27,7 @@ where
     }
 }
 
-impl<I, B, S> Http1Connection for hyper::server::conn::http1::UpgradeableConnection<I, S>
+impl<I, B, S> Http1ServerConnection for hyper::server::conn::http1::UpgradeableConnection<I, S>
 where
     S: hyper::service::HttpService<hyper::body::Incoming, ResBody = B>,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -74,7 +74,7 @@ impl Shutdown {
     /// Returns hyper's error.
     pub async fn serve_http1(
         &self,
-        connection: &mut impl Http1Connection,
+        connection: &mut impl Http1ServerConnection,
         state: Http1State<'_>,
     ) -> hyper::Result<Http1End> {
         let mut has_finished = false;
@@ -119,7 +119,7 @@ impl Http1State<'_> {
     /// the next request.
     fn pause(
         &self,
-        connection: &mut impl Http1Connection,
+        connection: &mut impl Http1ServerConnection,
         cx: &mut Context<'_>,
     ) -> Poll<hyper::Result<Http1End>> {
         // hyper notices only at its next poll that a body was dropped.

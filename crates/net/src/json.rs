@@ -162,7 +162,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         // Most objects have at most this number of members, so this capacity avoids reallocation.
         let mut members = Vec::with_capacity(8);
-        while let Some((Name(name), value)) = map.next_entry()? {
+        while let Some((MemberName(name), value)) = map.next_entry()? {
             members.push((name, value));
         }
         Ok(Json::Object(members))
@@ -170,9 +170,9 @@ impl<'de> Visitor<'de> for JsonVisitor {
 }
 
 /// The name of a member. The type is needed because serde always copies a bare `Cow`.
-struct Name<'b>(Cow<'b, str>);
+struct MemberName<'b>(Cow<'b, str>);
 
-impl<'de: 'b, 'b> Deserialize<'de> for Name<'b> {
+impl<'de: 'b, 'b> Deserialize<'de> for MemberName<'b> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_str(NameVisitor)
     }
@@ -181,18 +181,18 @@ impl<'de: 'b, 'b> Deserialize<'de> for Name<'b> {
 struct NameVisitor;
 
 impl<'de> Visitor<'de> for NameVisitor {
-    type Value = Name<'de>;
+    type Value = MemberName<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a name")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Name(Cow::Borrowed(text)))
+        Ok(MemberName(Cow::Borrowed(text)))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Name(Cow::Owned(text.to_owned())))
+        Ok(MemberName(Cow::Owned(text.to_owned())))
     }
 }
 

@@ -73,7 +73,7 @@ pub use cert_identity::{cert_identity, verified_name};
 pub use connection::{Bounds, Connection};
 pub use frame_parser::{FrameHeader, FrameParser};
 pub use handover::{AdoptError, Handover, MaybeMovable, MovableConnection, MovableStream};
-pub use http1_serving::{Http1Connection, Http1End, Http1State};
+pub use http1_serving::{Http1End, Http1ServerConnection, Http1State};
 pub use http2_stream::Http2Stream;
 pub use idle_timeout::{IdleTimeout, MinRate};
 pub use listener::{Exempt, Listener};

@@ -118,10 +118,10 @@ impl LineLog {
     fn new(
         out: BufWriter<Box<dyn Write + Send>>,
         settings: LineLogSettings,
-    ) -> (Self, Receiver<LogCommand>, Writer) {
+    ) -> (Self, Receiver<LogCommand>, LogWriter) {
         let (queue, inbox) = sync_channel(MAX_QUEUED_LINES);
         let shared = Arc::<SharedState>::default();
-        let writer = Writer {
+        let writer = LogWriter {
             out,
             settings,
             bytes: 0,
@@ -195,7 +195,7 @@ impl fmt::Debug for LineLog {
 }
 
 /// The state of the writer thread.
-struct Writer {
+struct LogWriter {
     out: BufWriter<Box<dyn Write + Send>>,
     settings: LineLogSettings,
     /// The size of the current file.
@@ -210,7 +210,7 @@ struct Writer {
     shared: Arc<SharedState>,
 }
 
-impl Writer {
+impl LogWriter {
     /// Writes lines until all handles are dropped, and flushes the file whenever the queue becomes
     /// empty.
     fn run(mut self, queue: &Receiver<LogCommand>) {

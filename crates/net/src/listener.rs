@@ -18,7 +18,7 @@ use super::{
     Bounds, Connection, Handover, RelayedClient,
     handover::ListenerPart,
     moved::MovedConnection,
-    registry::{ConnectionLimits, Eviction, Registration, RegistrationResult, Registry},
+    registry::{ConnectionLimits, ConnectionRegistry, Eviction, Registration, RegistrationResult},
     shutdown::{ConnectionCount, Shutdown, Stage},
     worker::Jobs,
 };
@@ -39,7 +39,7 @@ struct Inner {
     movable: Arc<ConnectionCount>,
     /// The open connections whose TLS handshake is in progress.
     handshaking: Arc<ConnectionCount>,
-    registry: Arc<Registry>,
+    registry: Arc<ConnectionRegistry>,
     accepted: AtomicU64,
     refused: AtomicU64,
     refused_to_client: AtomicU64,

@@ -35,20 +35,20 @@ const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.
 #[derive(Debug, Default)]
-pub(super) struct Registry {
-    counts: Arc<Counts>,
-    open: Mutex<OpenConnections>,
+pub(super) struct ConnectionRegistry {
+    counts: Arc<ListenerCounters>,
+    open: Mutex<ConnectionTable>,
 }
 
 /// Counters that all connections of a listener share.
 #[derive(Debug, Default)]
-struct Counts {
+struct ListenerCounters {
     accepted: AtomicU64,
     floods: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct OpenConnections {
+struct ConnectionTable {
     slots: Vec<Arc<ConnectionState>>,
     /// The number of connections per client.
     clients: HashMap<IpAddr, usize>,
@@ -59,14 +59,14 @@ struct OpenConnections {
 /// The state of one connection.
 #[derive(Debug, Default)]
 struct ConnectionState {
-    /// The index in `OpenConnections::slots`, guarded by the lock of the slots; [`GONE`] after
+    /// The index in `ConnectionTable::slots`, guarded by the lock of the slots; [`GONE`] after
     /// removal.
     index: AtomicUsize,
     client: Option<IpAddr>,
     /// The number of connections that the listener had accepted when this connection was last
     /// active.
     active: AtomicU64,
-    counts: Arc<Counts>,
+    counts: Arc<ListenerCounters>,
     /// The number of requests in flight.
     in_flight: AtomicU32,
     has_sent_request: AtomicBool,
@@ -107,7 +107,7 @@ pub(super) struct ConnectionLimits {
     pub(super) per_client: Option<usize>,
 }
 
-impl Registry {
+impl ConnectionRegistry {
     pub(super) fn register(
         self: &Arc<Self>,
         peer: IpAddr,
@@ -147,7 +147,7 @@ impl Registry {
         self.evict_from(&mut open, bound)
     }
 
-    fn evict_from(&self, open: &mut OpenConnections, bound: usize) -> bool {
+    fn evict_from(&self, open: &mut ConnectionTable, bound: usize) -> bool {
         let count = open.slots.len();
         let silent_for = u64::try_from(bound / SILENT_PART).unwrap_or(u64::MAX);
         let now = self.counts.accepted.load(Ordering::Relaxed);
@@ -180,12 +180,12 @@ impl Registry {
         self.counts.floods.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl OpenConnections {
+impl ConnectionTable {
     fn remove(&mut self, slot: &ConnectionState) {
         let index = slot.index.swap(GONE, Ordering::Relaxed);
         if index == GONE {
@@ -214,7 +214,7 @@ impl OpenConnections {
 /// registry.
 #[derive(Debug)]
 pub(super) struct Registration {
-    registry: Arc<Registry>,
+    registry: Arc<ConnectionRegistry>,
     slot: Arc<ConnectionState>,
 }
 
@@ -332,7 +332,11 @@ mod tests {
         }
     }
 
-    fn seat(registry: &Arc<Registry>, client: &str, limits: ConnectionLimits) -> Registration {
+    fn seat(
+        registry: &Arc<ConnectionRegistry>,
+        client: &str,
+        limits: ConnectionLimits,
+    ) -> Registration {
         match registry.register(peer(client), limits) {
             RegistrationResult::Admitted(seat, _) => seat,
             refused => panic!("{refused:?}"),
@@ -345,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_client_cannot_exceed_its_limit_and_a_slash_64_is_one_client() {
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(ConnectionRegistry::default());
         let limits = limits(10, 2);
         let kept = [
             seat(&registry, "2001:db8::1", limits),
@@ -367,7 +371,7 @@ mod tests {
 
     #[test]
     fn the_longest_idle_connection_is_evicted_and_active_ones_stay() {
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(ConnectionRegistry::default());
         let limits = limits(3, 10);
         let busy = seat(&registry, "192.0.2.1", limits);
         let at_work = busy.activity().begin();
@@ -392,7 +396,7 @@ mod tests {
 
     #[test]
     fn a_connection_without_a_request_is_evicted_first_after_a_grace_period() {
-        let registry = Arc::new(Registry::default());
+        let registry = Arc::new(ConnectionRegistry::default());
         let limits = limits(16, 100);
         let active: Vec<Registration> = (0..15)
             .map(|_| seat(&registry, "192.0.2.1", limits))
