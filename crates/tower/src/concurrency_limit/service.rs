@@ -48,7 +48,7 @@ where
         let share = self.layer.share((self.layer.class)(&parts));
         let Some(permit) = self.layer.limiter.try_acquire(share) else {
             return ConcurrencyLimitFuture {
-                state: State::Shed {
+                state: ConcurrencyLimitState::Shed {
                     response: Some(Box::new(overload_response(&parts))),
                 },
             };
@@ -61,7 +61,7 @@ where
         }
         let response = self.inner.call(Request::from_parts(parts, body));
         ConcurrencyLimitFuture {
-            state: State::Calling {
+            state: ConcurrencyLimitState::Calling {
                 response,
                 permit: Some(permit),
             },
@@ -74,13 +74,13 @@ pin_project! {
     /// future is dropped.
     pub struct ConcurrencyLimitFuture<F> {
         #[pin]
-        state: State<F>,
+        state: ConcurrencyLimitState<F>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<F> {
+    enum ConcurrencyLimitState<F> {
         Calling { #[pin] response: F, permit: Option<ConcurrencyPermit> },
         Shed { response: Option<Box<Response<Bytes>>> },
     }

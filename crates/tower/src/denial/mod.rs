@@ -150,7 +150,7 @@ impl<'v> Denial<'v> {
             Cause::Malformed => None,
         };
         let names: Vec<&str> = self.violated.iter().map(|limit| &*limit.name).collect();
-        let document = Document {
+        let document = ProblemDocument {
             problem_type,
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),
@@ -218,7 +218,7 @@ pub fn malformed_response(error: &dyn fmt::Display) -> Response<Bytes> {
 }
 
 #[derive(Serialize)]
-struct Document<'d> {
+struct ProblemDocument<'d> {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     problem_type: Option<&'d str>,
     title: &'d str,

@@ -16,7 +16,7 @@ pin_project! {
     #[derive(Debug)]
     pub struct LimitedBody<B> {
         #[pin]
-        content: Content<B>,
+        content: BodyContent<B>,
         // The charges of the request. The charges are kept until the body has ended.
         reservation: RequestReservation,
     }
@@ -25,7 +25,7 @@ pin_project! {
 pin_project! {
     #[project = ContentProjection]
     #[derive(Debug)]
-    enum Content<B> {
+    enum BodyContent<B> {
         Inner { #[pin] body: B },
         Denial { rest: Bytes },
     }
@@ -34,7 +34,7 @@ pin_project! {
 impl<B> LimitedBody<B> {
     pub(crate) fn inner(body: B) -> Self {
         Self {
-            content: Content::Inner { body },
+            content: BodyContent::Inner { body },
             reservation: RequestReservation::default(),
         }
     }
@@ -42,7 +42,7 @@ impl<B> LimitedBody<B> {
     /// Wraps the inner service's body. The charges in `reservation` are settled when the body ends.
     pub(super) fn ending(body: B, reservation: RequestReservation) -> Self {
         Self {
-            content: Content::Inner { body },
+            content: BodyContent::Inner { body },
             reservation,
         }
     }
@@ -51,7 +51,7 @@ impl<B> LimitedBody<B> {
     #[must_use]
     pub fn denial(rest: Bytes) -> Self {
         Self {
-            content: Content::Denial { rest },
+            content: BodyContent::Denial { rest },
             reservation: RequestReservation::default(),
         }
     }
@@ -81,16 +81,16 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.content {
-            Content::Inner { body } => body.is_end_stream(),
-            Content::Denial { rest } => rest.is_empty(),
+            BodyContent::Inner { body } => body.is_end_stream(),
+            BodyContent::Denial { rest } => rest.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
-            Content::Inner { body } => body.size_hint(),
+            BodyContent::Inner { body } => body.size_hint(),
             // The length of a buffer in memory fits in 64 bits.
-            Content::Denial { rest } => SizeHint::with_exact(rest.len() as u64),
+            BodyContent::Denial { rest } => SizeHint::with_exact(rest.len() as u64),
         }
     }
 }

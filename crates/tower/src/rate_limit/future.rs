@@ -38,19 +38,19 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, B, S::Future>,
+        state: ResponseFutureState<S, B, S::Future>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<S, B, F> {
+    enum ResponseFutureState<S, B, F> {
         // The waiting request is boxed, because most requests do not wait. Without the box, the
         // future of every request would be larger.
-        Admitting { action: PendingAction, pending: Option<Box<PendingRequest<S, B>>> },
+        Admitting { action: PendingAction, pending: Option<Box<UnsentRequest<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
-            pending: Option<Box<PendingRequest<S, B>>>,
+            pending: Option<Box<UnsentRequest<S, B>>>,
             headers: HeaderMap,
             reservation: RequestReservation,
         },
@@ -60,12 +60,12 @@ pin_project! {
 }
 
 /// A request that has not been forwarded yet, and the inner service, which is ready.
-struct PendingRequest<S, B> {
+struct UnsentRequest<S, B> {
     service: S,
     request: Request<B>,
 }
 
-impl<S, B> PendingRequest<S, B>
+impl<S, B> UnsentRequest<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
@@ -114,32 +114,32 @@ where
                 reservation,
             }) => {
                 prepare(&mut request, status, &reservation);
-                State::calling(|| service.call(request), headers, reservation)
+                ResponseFutureState::calling(|| service.call(request), headers, reservation)
             }
             Action::Forward(forward) => {
-                State::after(forward, Box::new(PendingRequest::new(request, service)))
+                ResponseFutureState::after(forward, Box::new(UnsentRequest::new(request, service)))
             }
-            Action::Respond(response) => State::denied(response),
+            Action::Respond(response) => ResponseFutureState::denied(response),
         };
         Self { state }
     }
 
     /// Creates the future of a request whose decision is pending.
     pub(super) fn admitting(action: PendingAction, request: Request<B>, service: &mut S) -> Self {
-        let pending = Some(Box::new(PendingRequest::new(request, service)));
+        let pending = Some(Box::new(UnsentRequest::new(request, service)));
         Self {
-            state: State::Admitting { action, pending },
+            state: ResponseFutureState::Admitting { action, pending },
         }
     }
 }
 
-impl<S, B> State<S, B, S::Future>
+impl<S, B> ResponseFutureState<S, B, S::Future>
 where
     S: Service<Request<B>> + Clone,
 {
     /// Returns the state after admission, which is `Calling`, or `Waiting` if the request is
     /// delayed.
-    fn after(forward: Forward, mut pending: Box<PendingRequest<S, B>>) -> Self {
+    fn after(forward: Forward, mut pending: Box<UnsentRequest<S, B>>) -> Self {
         let Forward {
             status,
             delay,
@@ -196,8 +196,8 @@ where
                     let action = ready!(action.poll(context));
                     let pending = pending.take().expect(ONCE);
                     match action {
-                        Action::Forward(forward) => State::after(forward, pending),
-                        Action::Respond(response) => State::denied(response),
+                        Action::Forward(forward) => ResponseFutureState::after(forward, pending),
+                        Action::Respond(response) => ResponseFutureState::denied(response),
                     }
                 }
                 StateProjection::Waiting {
@@ -208,7 +208,7 @@ where
                 } => {
                     ready!(sleep.as_mut().poll(context));
                     let pending = pending.take().expect(ONCE);
-                    State::calling(
+                    ResponseFutureState::calling(
                         || pending.call(),
                         mem::take(headers),
                         mem::take(reservation),
@@ -242,10 +242,10 @@ where
 impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Admitting { .. } => "ResponseFuture(admitting)",
-            State::Waiting { .. } => "ResponseFuture(waiting)",
-            State::Calling { .. } => "ResponseFuture(calling)",
-            State::Denied { .. } => "ResponseFuture(denied)",
+            ResponseFutureState::Admitting { .. } => "ResponseFuture(admitting)",
+            ResponseFutureState::Waiting { .. } => "ResponseFuture(waiting)",
+            ResponseFutureState::Calling { .. } => "ResponseFuture(calling)",
+            ResponseFutureState::Denied { .. } => "ResponseFuture(denied)",
         })
     }
 }

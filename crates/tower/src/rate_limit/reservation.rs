@@ -45,13 +45,13 @@ struct ReservedCharges {
     guard: Arc<dyn ChargeGuard>,
     /// The guard that keeps the leases of concurrency slots renewed; `None` if there are no slots.
     _renewed: Option<KeepaliveTicket>,
-    stage: Stage,
+    stage: ReservationStage,
     /// The permit for work that continues after the response body, if there is any.
     long_lived_permit: Option<LongLivedPermit>,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum ReservationStage {
     /// The service has not received the request.
     Waiting,
     /// The service is processing the request.
@@ -69,7 +69,7 @@ impl RequestReservation {
         Self(Some(Box::new(ReservedCharges {
             guard,
             _renewed: renewed,
-            stage: Stage::Waiting,
+            stage: ReservationStage::Waiting,
             long_lived_permit: None,
         })))
     }
@@ -86,7 +86,7 @@ impl RequestReservation {
     /// its slots are released, but its other charges are not refunded.
     pub(super) fn begin(&mut self) {
         let Some(reserved) = &mut self.0 else { return };
-        reserved.stage = Stage::Running;
+        reserved.stage = ReservationStage::Running;
         let depends =
             |rule: &Rule| rule.has_slots() || !rule.response_cost().is_independent_of_response();
         if !reserved.guard.charges().rules().any(depends) {
@@ -110,7 +110,7 @@ impl RequestReservation {
         if response.body().is_end_stream() {
             state.end();
         }
-        reserved.stage = Stage::Responded(state);
+        reserved.stage = ReservationStage::Responded(state);
         if has_slots {
             reserved.long_lived_permit = response.extensions().get().cloned();
         }
@@ -120,8 +120,8 @@ impl RequestReservation {
     /// Returns the state of the response; `None` if the service has not responded yet.
     pub(super) fn response(&mut self) -> Option<&mut ResponseState> {
         match &mut self.0.as_mut()?.stage {
-            Stage::Responded(state) => Some(state),
-            Stage::Waiting | Stage::Running => None,
+            ReservationStage::Responded(state) => Some(state),
+            ReservationStage::Waiting | ReservationStage::Running => None,
         }
     }
 }
@@ -151,9 +151,11 @@ impl ReservedCharges {
     /// Returns the final amount of each charge, given the current stage of the request.
     fn final_charges(&self) -> Vec<u64> {
         let final_charge = |(charge, rule): (&OwnedCharge, &Rule)| match &self.stage {
-            Stage::Waiting => 0,
-            Stage::Running => charge.cost.units(),
-            Stage::Responded(state) => state.final_charge(rule.response_cost(), charge.cost),
+            ReservationStage::Waiting => 0,
+            ReservationStage::Running => charge.cost.units(),
+            ReservationStage::Responded(state) => {
+                state.final_charge(rule.response_cost(), charge.cost)
+            }
         };
         let owned = self.guard.charges();
         let charges = owned.list().iter().zip(owned.rules());

@@ -4,7 +4,7 @@
 //! tracks only the nesting depth. The scanner does not validate the document: the usage in invalid
 //! JSON may be missing or wrong.
 
-use super::{Member, UsageCounts};
+use super::{TokenField, UsageCounts};
 
 /// The maximum length of a field name in bytes. Longer names do not match any known name.
 const MAX_NAME: usize = 32;
@@ -59,27 +59,29 @@ impl Container {
     }
 
     /// Returns the field `name` of this container, if it contains a number of tokens.
-    fn member(self, name: &[u8]) -> Option<Member> {
+    fn member(self, name: &[u8]) -> Option<TokenField> {
         match (self, name) {
-            (Self::Usage, b"prompt_tokens") => Some(Member::PromptTokens),
-            (Self::Usage, b"completion_tokens") => Some(Member::CompletionTokens),
-            (Self::Usage | Self::FirstUsage, b"input_tokens") => Some(Member::InputTokens),
-            (Self::Usage | Self::FirstUsage, b"output_tokens") => Some(Member::OutputTokens),
+            (Self::Usage, b"prompt_tokens") => Some(TokenField::PromptTokens),
+            (Self::Usage, b"completion_tokens") => Some(TokenField::CompletionTokens),
+            (Self::Usage | Self::FirstUsage, b"input_tokens") => Some(TokenField::InputTokens),
+            (Self::Usage | Self::FirstUsage, b"output_tokens") => Some(TokenField::OutputTokens),
             (Self::Usage | Self::FirstUsage, b"cache_read_input_tokens") => {
-                Some(Member::CacheReadInputTokens)
+                Some(TokenField::CacheReadInputTokens)
             }
             (Self::Usage | Self::FirstUsage, b"cache_creation_input_tokens") => {
-                Some(Member::CacheCreationInputTokens)
+                Some(TokenField::CacheCreationInputTokens)
             }
-            (Self::Details, b"cached_tokens") => Some(Member::CachedTokens),
-            (Self::UsageMetadata, b"promptTokenCount") => Some(Member::PromptTokenCount),
-            (Self::UsageMetadata, b"candidatesTokenCount") => Some(Member::CandidatesTokenCount),
+            (Self::Details, b"cached_tokens") => Some(TokenField::CachedTokens),
+            (Self::UsageMetadata, b"promptTokenCount") => Some(TokenField::PromptTokenCount),
+            (Self::UsageMetadata, b"candidatesTokenCount") => {
+                Some(TokenField::CandidatesTokenCount)
+            }
             (Self::UsageMetadata, b"cachedContentTokenCount") => {
-                Some(Member::CachedContentTokenCount)
+                Some(TokenField::CachedContentTokenCount)
             }
-            (Self::UsageMetadata, b"thoughtsTokenCount") => Some(Member::ThoughtsTokenCount),
+            (Self::UsageMetadata, b"thoughtsTokenCount") => Some(TokenField::ThoughtsTokenCount),
             (Self::UsageMetadata, b"toolUsePromptTokenCount") => {
-                Some(Member::ToolUsePromptTokenCount)
+                Some(TokenField::ToolUsePromptTokenCount)
             }
             _ => None,
         }
@@ -102,12 +104,12 @@ const TEXTS: [&[u8]; 10] = [
 
 /// A field name, or the beginning of any other string.
 #[derive(Clone, Copy, Debug, Default)]
-struct Name {
+struct FieldName {
     bytes: [u8; MAX_NAME],
     length: usize,
 }
 
-impl Name {
+impl FieldName {
     fn push(&mut self, byte: u8) {
         // The length of a name is counted even if the name is too long. Therefore the name cannot
         // be mistaken for a known name.
@@ -151,7 +153,7 @@ pub(super) struct JsonScanner {
     /// usage.
     skipped: usize,
     /// The name of the current field.
-    name: Name,
+    name: FieldName,
     /// Whether the colon after the name was read, so that a value follows.
     is_value: bool,
 }
@@ -261,7 +263,7 @@ impl JsonScanner {
         match byte {
             b'"' => {
                 if !self.is_value {
-                    self.name = Name::default();
+                    self.name = FieldName::default();
                 }
                 self.token = Token::String { bytes: 0 };
             }
@@ -281,7 +283,7 @@ impl JsonScanner {
     }
 
     fn end_member(&mut self) {
-        self.name = Name::default();
+        self.name = FieldName::default();
         self.is_value = false;
     }
 

@@ -44,13 +44,13 @@ const BYTES_PER_TOKEN: u64 = 4;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct UsageScanner {
-    format: Format,
+    format: BodyFormat,
     counts: UsageCounts,
 }
 
 /// The format of a body, determined by its first significant byte.
 #[derive(Clone, Debug, Default)]
-enum Format {
+enum BodyFormat {
     #[default]
     Unknown,
     Json(JsonScanner),
@@ -61,7 +61,7 @@ impl UsageScanner {
     /// Reads the next bytes of the body.
     pub fn scan(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
-        if matches!(self.format, Format::Unknown) {
+        if matches!(self.format, BodyFormat::Unknown) {
             // A byte order mark may precede an event stream.
             let is_blank =
                 |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0xEF | 0xBB | 0xBF);
@@ -71,14 +71,14 @@ impl UsageScanner {
             // Indexing cannot panic, because the position was found in the same slice.
             rest = &bytes[start..];
             self.format = match bytes[start] {
-                b'{' | b'[' => Format::Json(JsonScanner::default()),
-                _ => Format::EventStream(EventStreamScanner::default()),
+                b'{' | b'[' => BodyFormat::Json(JsonScanner::default()),
+                _ => BodyFormat::EventStream(EventStreamScanner::default()),
             };
         }
         match &mut self.format {
-            Format::Json(json) => json.scan(rest, &mut self.counts),
-            Format::EventStream(events) => events.scan(rest, &mut self.counts),
-            Format::Unknown => {}
+            BodyFormat::Json(json) => json.scan(rest, &mut self.counts),
+            BodyFormat::EventStream(events) => events.scan(rest, &mut self.counts),
+            BodyFormat::Unknown => {}
         }
     }
 
@@ -115,7 +115,7 @@ impl UsageScanner {
 
 /// A JSON field that contains a number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Member {
+enum TokenField {
     PromptTokens,
     CompletionTokens,
     InputTokens,
@@ -136,8 +136,8 @@ enum Member {
     ToolUsePromptTokenCount,
 }
 
-/// The number of variants of [`Member`].
-const MEMBERS: usize = Member::ToolUsePromptTokenCount as usize + 1;
+/// The number of variants of [`TokenField`].
+const MEMBERS: usize = TokenField::ToolUsePromptTokenCount as usize + 1;
 
 /// The largest value of each field, and other data that the scanner keeps for a response.
 #[derive(Clone, Debug, Default)]
@@ -152,7 +152,7 @@ struct UsageCounts {
 }
 
 impl UsageCounts {
-    fn set(&mut self, member: Member, tokens: u64) {
+    fn set(&mut self, member: TokenField, tokens: u64) {
         self.was_clamped |= tokens > bounds::MAX_TOKENS;
         let tokens = tokens.min(bounds::MAX_TOKENS);
         // The array has an element for each variant.
@@ -161,37 +161,45 @@ impl UsageCounts {
     }
 
     fn usage(&self) -> Option<TokenUsage> {
-        let known = |member: Member| self.members[member as usize];
-        let count = |member: Member| known(member).unwrap_or_default();
-        let has = |one: Member, other: Member| known(one).is_some() || known(other).is_some();
+        let known = |member: TokenField| self.members[member as usize];
+        let count = |member: TokenField| known(member).unwrap_or_default();
+        let has =
+            |one: TokenField, other: TokenField| known(one).is_some() || known(other).is_some();
         // Each number is at most MAX_TOKENS, so no sum overflows.
-        if has(Member::PromptTokenCount, Member::CandidatesTokenCount) {
-            let prompt = count(Member::PromptTokenCount) + count(Member::ToolUsePromptTokenCount);
-            let cached = count(Member::CachedContentTokenCount);
+        if has(
+            TokenField::PromptTokenCount,
+            TokenField::CandidatesTokenCount,
+        ) {
+            let prompt =
+                count(TokenField::PromptTokenCount) + count(TokenField::ToolUsePromptTokenCount);
+            let cached = count(TokenField::CachedContentTokenCount);
             return Some(TokenUsage {
                 input: prompt.saturating_sub(cached),
                 cached,
-                output: count(Member::CandidatesTokenCount) + count(Member::ThoughtsTokenCount),
+                output: count(TokenField::CandidatesTokenCount)
+                    + count(TokenField::ThoughtsTokenCount),
             });
         }
-        if has(Member::PromptTokens, Member::CompletionTokens) {
+        if has(TokenField::PromptTokens, TokenField::CompletionTokens) {
             // Some gateways add Anthropic's cache fields to OpenAI's format. In that format, the
             // prompt tokens include the cached tokens.
-            let cached = count(Member::CachedTokens).max(count(Member::CacheReadInputTokens));
+            let cached =
+                count(TokenField::CachedTokens).max(count(TokenField::CacheReadInputTokens));
             return Some(TokenUsage {
-                input: count(Member::PromptTokens).saturating_sub(cached),
+                input: count(TokenField::PromptTokens).saturating_sub(cached),
                 cached,
-                output: count(Member::CompletionTokens),
+                output: count(TokenField::CompletionTokens),
             });
         }
-        if has(Member::InputTokens, Member::OutputTokens) {
+        if has(TokenField::InputTokens, TokenField::OutputTokens) {
             // OpenAI's input tokens include its cached tokens. Anthropic's input tokens exclude
             // cache reads and cache writes. A response has only the fields of one of the two APIs.
-            let fresh = count(Member::InputTokens).saturating_sub(count(Member::CachedTokens));
+            let fresh =
+                count(TokenField::InputTokens).saturating_sub(count(TokenField::CachedTokens));
             return Some(TokenUsage {
-                input: fresh + count(Member::CacheCreationInputTokens),
-                cached: count(Member::CachedTokens) + count(Member::CacheReadInputTokens),
-                output: count(Member::OutputTokens),
+                input: fresh + count(TokenField::CacheCreationInputTokens),
+                cached: count(TokenField::CachedTokens) + count(TokenField::CacheReadInputTokens),
+                output: count(TokenField::OutputTokens),
             });
         }
         None
