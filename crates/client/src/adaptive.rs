@@ -11,7 +11,7 @@ use tidegate_core::{Span, Timestamp};
 
 use crate::{
     Rng,
-    rolling_window::{Counts, RollingWindow},
+    rolling_window::{RollingWindow, WindowCounts},
 };
 
 /// A throttle that locally rejects requests that the server would most likely refuse.
@@ -107,7 +107,7 @@ impl AdaptiveThrottle {
     }
 
     fn record(&mut self, accepts: u64, now: Timestamp) {
-        let request = Counts {
+        let request = WindowCounts {
             requests: 1,
             events: accepts,
         };
@@ -116,8 +116,8 @@ impl AdaptiveThrottle {
 }
 
 /// Returns `max(0, (requests - k * accepts) / (requests + 1))`.
-fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
-    let Counts {
+fn rejection_probability(counts: WindowCounts, k: Fraction) -> Fraction {
+    let WindowCounts {
         requests,
         events: accepts,
     } = counts;

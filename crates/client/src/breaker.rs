@@ -11,7 +11,7 @@
 
 use tidegate_core::{Span, Timestamp};
 
-use crate::rolling_window::{Counts, RollingWindow};
+use crate::rolling_window::{RollingWindow, WindowCounts};
 
 /// The settings that determine when a circuit breaker opens and when it closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl CircuitBreaker {
             HealthSignal::Failure => 1,
             HealthSignal::Unknown => return,
         };
-        let result = Counts {
+        let result = WindowCounts {
             requests: 1,
             events: failures,
         };
@@ -189,7 +189,7 @@ impl CircuitBreaker {
     }
 
     fn has_too_many_failures(&mut self, now: Timestamp) -> bool {
-        let Counts {
+        let WindowCounts {
             requests,
             events: failures,
         } = self.window.sum(now);

@@ -9,7 +9,7 @@
 
 use tidegate_core::{Span, Timestamp};
 
-use crate::rolling_window::{Counts, RollingWindow};
+use crate::rolling_window::{RollingWindow, WindowCounts};
 
 /// A retry budget.
 ///
@@ -68,7 +68,7 @@ impl RetryBudget {
 
     /// Records the first attempt of a request.
     pub fn deposit(&mut self, now: Timestamp) {
-        let request = Counts {
+        let request = WindowCounts {
             requests: 1,
             events: 0,
         };
@@ -81,7 +81,7 @@ impl RetryBudget {
         if !self.has_balance(now) {
             return false;
         }
-        let retry = Counts {
+        let retry = WindowCounts {
             requests: 0,
             events: 1,
         };
@@ -91,7 +91,7 @@ impl RetryBudget {
 
     /// Returns whether the deposits of the window allow one more retry.
     fn has_balance(&mut self, now: Timestamp) -> bool {
-        let Counts {
+        let WindowCounts {
             requests,
             events: retries,
         } = self.window.sum(now);

@@ -10,13 +10,13 @@ const SLOTS: u64 = SLOT_COUNT as u64;
 
 /// Two numbers that are counted together: requests and events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct WindowCounts {
     pub(crate) requests: u64,
     /// The number of events other than requests: failures, retries or accepted requests.
     pub(crate) events: u64,
 }
 
-impl Counts {
+impl WindowCounts {
     fn saturating_add(self, other: Self) -> Self {
         Self {
             requests: self.requests.saturating_add(other.requests),
@@ -31,7 +31,7 @@ pub(crate) struct RollingWindow {
     slot: Span,
     /// The number of the newest slot, counted since the epoch.
     newest: u64,
-    slots: [Counts; SLOT_COUNT],
+    slots: [WindowCounts; SLOT_COUNT],
 }
 
 impl RollingWindow {
@@ -46,17 +46,17 @@ impl RollingWindow {
 
     /// Adds `counts` at `now`. If `now` is before the newest slot, the counts are added to the
     /// newest slot.
-    pub(crate) fn add(&mut self, counts: Counts, now: Timestamp) {
+    pub(crate) fn add(&mut self, counts: WindowCounts, now: Timestamp) {
         self.advance(now);
         let slot = &mut self.slots[index(self.newest)];
         *slot = slot.saturating_add(counts);
     }
 
     /// Returns the sums over the window that ends at `now`.
-    pub(crate) fn sum(&mut self, now: Timestamp) -> Counts {
+    pub(crate) fn sum(&mut self, now: Timestamp) -> WindowCounts {
         self.advance(now);
         let slots = self.slots.iter().copied();
-        slots.fold(Counts::default(), Counts::saturating_add)
+        slots.fold(WindowCounts::default(), WindowCounts::saturating_add)
     }
 
     /// Resets all counters.
@@ -75,7 +75,7 @@ impl RollingWindow {
         let first = (self.newest + 1).max(current.saturating_sub(SLOTS - 1));
         debug_assert!(current - first < SLOTS);
         for expired in first..=current {
-            self.slots[index(expired)] = Counts::default();
+            self.slots[index(expired)] = WindowCounts::default();
         }
         self.newest = current;
     }
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn counts_expire_slot_by_slot() {
         let mut window = RollingWindow::new(Span::from_secs(10));
-        let one = Counts {
+        let one = WindowCounts {
             requests: 1,
             events: 2,
         };
@@ -112,6 +112,6 @@ mod tests {
             "the late request counts as if it had arrived at 10 s"
         );
         assert_eq!(window.sum(at(15)).events, 2);
-        assert_eq!(window.sum(at(1_000_000)), Counts::default());
+        assert_eq!(window.sum(at(1_000_000)), WindowCounts::default());
     }
 }

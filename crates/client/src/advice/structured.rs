@@ -67,13 +67,13 @@ pub(super) fn is_same(one: &BareItem<'_>, other: &BareItem<'_>) -> bool {
 
 /// Parses `field` as a list with at least one member. The keys of the members are empty.
 pub(super) fn list(field: &str) -> Option<Vec<Member<'_>>> {
-    let members = parser(field)?.parse_list_with_visitor(Members::default());
+    let members = parser(field)?.parse_list_with_visitor(MemberCollector::default());
     members.ok().filter(|members| !members.is_empty())
 }
 
 /// Parses `field` as a dictionary with at least one member. A key may occur several times.
 pub(super) fn dictionary(field: &str) -> Option<Vec<Member<'_>>> {
-    let members = parser(field)?.parse_dictionary_with_visitor(Members::default());
+    let members = parser(field)?.parse_dictionary_with_visitor(MemberCollector::default());
     members.ok().filter(|members| !members.is_empty())
 }
 
@@ -83,7 +83,7 @@ fn parser(field: &str) -> Option<Parser<'_>> {
 
 /// Collects the members of a field.
 #[derive(Default)]
-struct Members<'a>(Vec<Member<'a>>);
+struct MemberCollector<'a>(Vec<Member<'a>>);
 
 /// Collects the value and the parameters of the last member in `members`.
 struct LastMember<'m, 'a> {
@@ -96,7 +96,7 @@ struct LastMember<'m, 'a> {
 #[error("the field has an inner list, or too many members or parameters")]
 pub(super) struct UnsupportedField;
 
-impl<'a> Members<'a> {
+impl<'a> MemberCollector<'a> {
     fn add(&mut self, key: &'a str) -> Result<LastMember<'_, 'a>, UnsupportedField> {
         let members = &mut self.0;
         let fits = members.len() < MAX_MEMBERS;
@@ -105,7 +105,7 @@ impl<'a> Members<'a> {
     }
 }
 
-impl<'a> ListVisitor<'a> for Members<'a> {
+impl<'a> ListVisitor<'a> for MemberCollector<'a> {
     type Out = Vec<Member<'a>>;
     type Error = UnsupportedField;
 
@@ -118,7 +118,7 @@ impl<'a> ListVisitor<'a> for Members<'a> {
     }
 }
 
-impl<'a> DictionaryVisitor<'a> for Members<'a> {
+impl<'a> DictionaryVisitor<'a> for MemberCollector<'a> {
     type Out = Vec<Member<'a>>;
     type Error = UnsupportedField;
 
