@@ -32,11 +32,11 @@ use tidegate_core::Timestamp;
 /// than before, a read of the time first makes a new comparison. A jump of the counter therefore
 /// shifts the time by at most two seconds, and only until the next comparison.
 #[derive(Clone, Debug)]
-pub struct Clock(Source);
+pub struct Clock(TimeSource);
 
 #[derive(Clone, Debug)]
-enum Source {
-    Real(Arc<Counter>),
+enum TimeSource {
+    Real(Arc<TickCounter>),
     Manual(Arc<AtomicU64>),
     #[cfg(feature = "tokio")]
     Tokio {
@@ -47,7 +47,7 @@ enum Source {
 
 /// Counts processor ticks since the counter was created.
 #[derive(Debug)]
-struct Counter {
+struct TickCounter {
     clock: quanta::Clock,
     start: u64,
     /// The duration of one tick, in units of 2^-64 microseconds.
@@ -66,7 +66,7 @@ struct Counter {
 /// between comparisons, so that decisions normally do not read the system clock.
 const TRUSTED_MICROS: u64 = 2_000_000;
 
-impl Counter {
+impl TickCounter {
     fn nanos(&self) -> u64 {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
@@ -168,7 +168,7 @@ impl Clock {
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
         let wall_start_micros = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
-        let counter = Counter {
+        let counter = TickCounter {
             start: clock.raw(),
             tick: tick(&clock),
             steady_start: Instant::now(),
@@ -177,7 +177,7 @@ impl Clock {
             anchor_micros: AtomicU64::new(wall_start_micros),
             compared_micros: AtomicU64::new(0),
         };
-        Self(Source::Real(Arc::new(counter)))
+        Self(TimeSource::Real(Arc::new(counter)))
     }
 
     /// Corrects the counted time against the system's monotonic clock. One call per second is
@@ -185,7 +185,7 @@ impl Clock {
     /// correction may move the time back by a few dozen microseconds. Until the time has caught up,
     /// stores use the latest instant that they have seen.
     pub fn follow(&self) {
-        if let Source::Real(counter) = &self.0 {
+        if let TimeSource::Real(counter) = &self.0 {
             counter.compared();
         }
     }
@@ -196,24 +196,26 @@ impl Clock {
     /// process. Has no effect on a clock of tokio.
     pub fn continue_from(&self, now: Timestamp) {
         match &self.0 {
-            Source::Real(counter) => counter.continue_from(now.as_micros()),
-            Source::Manual(_) => self.set(now),
+            TimeSource::Real(counter) => counter.continue_from(now.as_micros()),
+            TimeSource::Manual(_) => self.set(now),
             #[cfg(feature = "tokio")]
-            Source::Tokio { .. } => {}
+            TimeSource::Tokio { .. } => {}
         }
     }
 
     /// Creates a clock for tests. The time of this clock changes only when the clock is set.
     #[must_use]
     pub fn manual(now: Timestamp) -> Self {
-        Self(Source::Manual(Arc::new(AtomicU64::new(now.as_micros()))))
+        Self(TimeSource::Manual(Arc::new(AtomicU64::new(
+            now.as_micros(),
+        ))))
     }
 
     /// Creates a clock that starts at `now` and advances with tokio's time, which tests can pause.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn tokio(now: Timestamp) -> Self {
-        Self(Source::Tokio {
+        Self(TimeSource::Tokio {
             start: tokio::time::Instant::now(),
             wall_start: now,
         })
@@ -221,7 +223,7 @@ impl Clock {
 
     /// Sets a manual clock and all its clones. Has no effect on other clocks.
     pub fn set(&self, now: Timestamp) {
-        if let Source::Manual(micros) = &self.0 {
+        if let TimeSource::Manual(micros) = &self.0 {
             micros.store(now.as_micros(), Ordering::SeqCst);
         }
     }
@@ -230,10 +232,10 @@ impl Clock {
     #[must_use]
     pub fn nanos(&self) -> u64 {
         match &self.0 {
-            Source::Real(counter) => counter.nanos(),
-            Source::Manual(micros) => micros.load(Ordering::SeqCst).saturating_mul(1_000),
+            TimeSource::Real(counter) => counter.nanos(),
+            TimeSource::Manual(micros) => micros.load(Ordering::SeqCst).saturating_mul(1_000),
             #[cfg(feature = "tokio")]
-            Source::Tokio { start, .. } => {
+            TimeSource::Tokio { start, .. } => {
                 u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
             }
         }
@@ -243,10 +245,10 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
-            Source::Real(counter) => Timestamp::from_micros(counter.micros()),
-            Source::Manual(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
+            TimeSource::Real(counter) => Timestamp::from_micros(counter.micros()),
+            TimeSource::Manual(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
             #[cfg(feature = "tokio")]
-            Source::Tokio { start, wall_start } => {
+            TimeSource::Tokio { start, wall_start } => {
                 let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
                 wall_start.after(Span::from_micros(micros))
             }
@@ -261,7 +263,7 @@ mod tests {
     #[test]
     fn a_drifting_counter_is_corrected_in_both_directions() {
         const HOUR: u64 = 3_600_000_000;
-        let Source::Real(counter) = Clock::real().0 else {
+        let TimeSource::Real(counter) = Clock::real().0 else {
             panic!("a real clock has a counter");
         };
         let start = counter.wall_start_micros.load(Ordering::Relaxed);
@@ -271,7 +273,7 @@ mod tests {
         assert_eq!(counter.follow(HOUR, counted), start + HOUR);
         let anchor = counter.anchor_micros.load(Ordering::Relaxed);
         assert!(is_about(anchor + counter.counted_micros(), start + HOUR));
-        let clock = Clock(Source::Real(counter));
+        let clock = Clock(TimeSource::Real(counter));
         clock.follow();
         assert!(is_about(clock.now().as_micros(), start));
     }
@@ -282,12 +284,12 @@ mod tests {
         const MINUTES: u64 = 600_000_000_000;
         let (ticks, mock) = quanta::Clock::mock();
         mock.increment(MINUTES);
-        let Source::Real(mut counter) = Clock::real().0 else {
+        let TimeSource::Real(mut counter) = Clock::real().0 else {
             panic!("a real clock has a counter");
         };
         let mocked = Arc::get_mut(&mut counter).unwrap();
         (mocked.start, mocked.tick, mocked.clock) = (ticks.raw(), tick(&ticks), ticks);
-        let clock = Clock(Source::Real(counter));
+        let clock = Clock(TimeSource::Real(counter));
         let start = clock.now();
         // The remaining difference is the duration of the test itself.
         let is_about_start =
@@ -325,7 +327,7 @@ mod tests {
 
     #[test]
     fn ticks_are_microseconds_by_one_multiplication() {
-        let Source::Real(counter) = Clock::real().0 else {
+        let TimeSource::Real(counter) = Clock::real().0 else {
             panic!("a real clock has a counter");
         };
         // At 3 GHz, these numbers of ticks take 0.35 ms, 24 minutes and 26 hours.

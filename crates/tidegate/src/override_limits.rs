@@ -22,16 +22,16 @@ const BITS: u32 = 2;
 #[derive(Debug, Default)]
 pub(crate) struct OverrideLimits {
     hasher: RandomState,
-    root: Slot,
+    root: TreeSlot,
 }
 
 #[derive(Debug, Default)]
-struct Slot(OnceLock<Box<Node>>);
+struct TreeSlot(OnceLock<Box<TreeNode>>);
 
 #[derive(Debug)]
-struct Node {
+struct TreeNode {
     limits: Arc<Limits>,
-    children: [Slot; 1 << BITS],
+    children: [TreeSlot; 1 << BITS],
 }
 
 impl OverrideLimits {
@@ -41,7 +41,7 @@ impl OverrideLimits {
         let mut slot = &self.root;
         loop {
             let node = slot.0.get_or_init(|| {
-                Box::new(Node {
+                Box::new(TreeNode {
                     limits: Arc::clone(limits),
                     children: Default::default(),
                 })
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_large_set_is_shallow() {
-        fn depth(slot: &Slot) -> usize {
+        fn depth(slot: &TreeSlot) -> usize {
             let children = slot.0.get().map(|node| node.children.iter().map(depth));
             children.map_or(0, |depths| 1 + depths.max().unwrap())
         }

@@ -537,7 +537,7 @@ struct Attempts<'l, L: RateLimiter + ?Sized> {
     limiter: &'l L,
     cache_search: CacheSearch,
     #[cfg(feature = "tokio")]
-    progress: queued::Progress<'l, L>,
+    progress: queued::QueueProgress<'l, L>,
 }
 
 #[cfg_attr(
@@ -553,7 +553,7 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
             limiter,
             cache_search,
             #[cfg(feature = "tokio")]
-            progress: queued::Progress::default(),
+            progress: queued::QueueProgress::default(),
         }
     }
 

@@ -8,8 +8,8 @@ use super::*;
 use crate::waiters::{SeenCounts, Ticket, Wake, poll_delay};
 
 /// The state of a request between its attempts.
-pub(super) struct Progress<'l, L: RateLimiter + ?Sized> {
-    wait: Option<Wait<'l, L>>,
+pub(super) struct QueueProgress<'l, L: RateLimiter + ?Sized> {
+    wait: Option<QueuedWait<'l, L>>,
     /// Whether a peek has just shown that no limit denies the request, or that a limit denies
     /// it that does not let requests wait.
     has_peeked: bool,
@@ -19,7 +19,7 @@ pub(super) struct Progress<'l, L: RateLimiter + ?Sized> {
     block_changes: u64,
 }
 
-impl<L: RateLimiter + ?Sized> Default for Progress<'_, L> {
+impl<L: RateLimiter + ?Sized> Default for QueueProgress<'_, L> {
     fn default() -> Self {
         Self {
             wait: None,
@@ -30,7 +30,7 @@ impl<L: RateLimiter + ?Sized> Default for Progress<'_, L> {
     }
 }
 
-impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
+impl<'l, L: RateLimiter + ?Sized> QueueProgress<'l, L> {
     pub(super) fn begin(&mut self, waiters: &Waiters) {
         self.block_changes = waiters.block_changes();
     }
@@ -110,7 +110,7 @@ impl<'l, L: RateLimiter + ?Sized> Progress<'l, L> {
             return None;
         };
         self.has_peeked = false;
-        let entered = Wait::enter(self.wait.take(), limiter, queue, turn.longest_wait);
+        let entered = QueuedWait::enter(self.wait.take(), limiter, queue, turn.longest_wait);
         let Some(wait) = entered else {
             if effect == Effect::Charge {
                 store.count(now, &original, charges, &decision.decided, outcomes);
@@ -145,7 +145,7 @@ fn hint(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Span {
 }
 
 /// A waiting request. Dropping this value moves the next request to the front of the queue.
-struct Wait<'l, L: RateLimiter + ?Sized> {
+struct QueuedWait<'l, L: RateLimiter + ?Sized> {
     ticket: Ticket<'l>,
     /// When the request entered the queue.
     entered: Instant,
@@ -182,7 +182,7 @@ impl<L: RateLimiter + ?Sized> Drop for WaitRecord<'_, L> {
     }
 }
 
-impl<'l, L: RateLimiter + ?Sized> Wait<'l, L> {
+impl<'l, L: RateLimiter + ?Sized> QueuedWait<'l, L> {
     /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue. The
     /// deadline of the request is never extended. Returns `None` if `queue` is full. The request
     /// still leaves its former queue, because it would delay the requests behind it, which may have
