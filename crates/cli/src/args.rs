@@ -246,7 +246,7 @@ pub(crate) enum Command {
     #[command(after_help = OVERRIDE_HELP, override_usage = key_usage("override"))]
     Override {
         #[command(flatten)]
-        key: Key,
+        key: RuleKey,
         #[command(flatten)]
         options: OverrideOptions,
         #[command(flatten)]
@@ -263,7 +263,7 @@ pub(crate) enum Command {
     #[command(after_help = INSPECT_HELP, override_usage = key_usage("inspect"))]
     Inspect {
         #[command(flatten)]
-        key: Key,
+        key: RuleKey,
         #[command(flatten)]
         admin: Admin,
     },
@@ -563,7 +563,7 @@ fn entry(text: &str) -> Result<(String, String), String> {
 
 /// A key of a rule.
 #[derive(Debug, Arguments)]
-pub(crate) struct Key {
+pub(crate) struct RuleKey {
     /// The rule's name
     pub(crate) rule: String,
     /// The values of the rule's key entries, in the order of the rules file
@@ -677,7 +677,7 @@ pub(crate) struct Check {
     pub(crate) this_machine: bool,
     /// The output format of the findings
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
-    pub(crate) format: Format,
+    pub(crate) format: CheckFormat,
 }
 
 #[derive(Debug, Arguments)]
@@ -731,7 +731,7 @@ pub(crate) struct Simulate {
 
 /// The output format of `check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum CheckFormat {
     /// Lines on standard error
     Text,
     /// A list of objects on standard output

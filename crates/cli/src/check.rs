@@ -11,7 +11,7 @@ use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
 use tidegate_server::serve::{preflight_errors, preflight_warnings};
 
 use crate::{
-    args::{Check, Format},
+    args::{Check, CheckFormat},
     output::{NO, TROUBLE, eprint_message, print_result},
     serve::secret_problems,
 };
@@ -48,7 +48,7 @@ impl Severity {
 /// Prints findings as text immediately, or collects them for JSON.
 #[derive(Debug)]
 struct Findings {
-    format: Format,
+    format: CheckFormat,
     /// Whether the server is meant to run on this machine (`--this-machine`).
     is_this_machine: bool,
     /// Whether warnings change the exit code (`--strict`).
@@ -105,7 +105,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         };
         findings.check_envoy(load_files(&file), &file.path, "");
     }
-    if findings.format == Format::Json {
+    if findings.format == CheckFormat::Json {
         print_result(&format!("{:#}", Value::Array(findings.collected)));
     }
     match findings.worst {
@@ -191,7 +191,7 @@ impl Findings {
                 self.report_failure(CheckResult::Unreadable, error, [found]);
             }
         }
-        if file.is_dir() && self.format == Format::Text {
+        if file.is_dir() && self.format == CheckFormat::Text {
             eprint_message("to check a folder of envoyproxy/ratelimit files, pass it with --envoy");
         }
     }
@@ -241,7 +241,7 @@ impl Findings {
             (true, CheckResult::HasWarnings) => Severity::Warning,
             (true, _) => Severity::Error,
         };
-        if self.format == Format::Text {
+        if self.format == CheckFormat::Text {
             match severity {
                 Severity::Error => eprint_message(text),
                 Severity::Note | Severity::Warning => {
@@ -261,7 +261,7 @@ impl Findings {
     }
 
     fn warn(&mut self, text: &dyn Display, found: Value) {
-        if self.format == Format::Text {
+        if self.format == CheckFormat::Text {
             eprint_message(&format!("warning: {text}"));
         }
         self.collected.push(found);
@@ -275,7 +275,7 @@ impl Findings {
         text: &dyn Display,
         found: impl IntoIterator<Item = Value>,
     ) {
-        if self.format == Format::Text {
+        if self.format == CheckFormat::Text {
             eprint_message(&text.to_string());
         }
         self.collected.extend(found);
@@ -289,7 +289,7 @@ impl Findings {
             warnings,
             obstacles,
         } = std::mem::take(&mut self.of_file);
-        if self.format != Format::Text {
+        if self.format != CheckFormat::Text {
             return;
         }
         let warned = counted(warnings, "warning");

@@ -11,8 +11,8 @@ use crate::{
     admin_address::{AdminAddress, Scheme},
     args::{
         Admin, BlockOptions, BlocksOptions, CandidateAction, DenialsOptions, EventsOptions,
-        ExplainOptions, Key, KeyOrEntries, KeyOrThrottle, KeysOptions, OverrideOptions,
-        OverridesOptions, TopOptions,
+        ExplainOptions, KeyOrEntries, KeyOrThrottle, KeysOptions, OverrideOptions,
+        OverridesOptions, RuleKey, TopOptions,
     },
     output::{NO, eprint_message, is_output_closed, print_result},
     print, tls,
@@ -206,7 +206,7 @@ fn list_blocks(admin: &Admin, search: Option<&str>, most: usize) -> Result<Admin
 /// Sets or removes the override of a key.
 pub(crate) fn set_override(
     admin: &Admin,
-    key: &Key,
+    key: &RuleKey,
     options: OverrideOptions,
 ) -> Result<ExitCode, String> {
     let request = of_key(admin, "override", "overrides", key);
@@ -259,7 +259,7 @@ pub(crate) fn overrides(admin: &Admin, options: &OverridesOptions) -> Result<Exi
     Ok(show(admin, overrides, print::overrides))
 }
 
-pub(crate) fn inspect(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
+pub(crate) fn inspect(admin: &Admin, key: &RuleKey) -> Result<ExitCode, String> {
     let inspected = of_key(admin, "inspect", "keys", key).send()?;
     Ok(show(admin, inspected, print::inspected))
 }
@@ -272,7 +272,7 @@ pub(crate) fn reset(admin: &Admin, key: &KeyOrThrottle) -> Result<ExitCode, Stri
         }
         (None, rule) => {
             let (rule, values) = (rule.clone().unwrap_or_default(), key.values.clone());
-            of_key(admin, "reset", "keys", &Key { rule, values })
+            of_key(admin, "reset", "keys", &RuleKey { rule, values })
         }
     };
     let request = AdminRequest {
@@ -561,7 +561,7 @@ fn of_key_or_entries<'a>(admin: &'a Admin, verb: &str, target: KeyOrEntries) -> 
     } = target;
     if entries.is_empty() {
         let rule = name.unwrap_or_default();
-        return of_key(admin, verb, "blocks", &Key { rule, values });
+        return of_key(admin, verb, "blocks", &RuleKey { rule, values });
     }
     let pairs = entries.iter();
     let segments: String = pairs
@@ -578,7 +578,7 @@ fn of_key_or_entries<'a>(admin: &'a Admin, verb: &str, target: KeyOrEntries) -> 
 }
 
 /// Builds a request about one key of a rule. The request's path starts with `/v1/{what}/`.
-fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &Key) -> AdminRequest<'a> {
+fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &RuleKey) -> AdminRequest<'a> {
     let values = key.values.iter();
     let segments: String = values.map(|value| format!("/{}", encoded(value))).collect();
     let path = format!("/v1/{what}/{}{segments}", encoded(&key.rule));

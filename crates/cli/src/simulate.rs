@@ -66,13 +66,13 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     }
     let sweep = args.sweep.as_ref();
     let sweep = sweep.map(|sweep| rules.candidates(sweep)).transpose()?;
-    let KeyHash {
+    let KeyMasking {
         mask,
         note: key_note,
     } = key_hash(args, &rules, against.as_ref())?;
     let handle = Arc::new(SimulationHandle::default());
     interrupt_on_signal(&handle);
-    let progress = Progress::start(&logs, &handle);
+    let progress = ProgressDisplay::start(&logs, &handle);
     let simulation = Simulation {
         rules: &rules,
         against: against.as_ref(),
@@ -172,7 +172,7 @@ fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
 }
 
 /// How keys appear in the output. If keys are hashed, `note` tells the user with which secret.
-struct KeyHash {
+struct KeyMasking {
     mask: KeyMask,
     note: Option<String>,
 }
@@ -183,7 +183,7 @@ fn key_hash(
     args: &Simulate,
     rules: &RulesUnderTest,
     against: Option<&RulesUnderTest>,
-) -> Result<KeyHash, String> {
+) -> Result<KeyMasking, String> {
     let files = [Some(rules), against].into_iter().flatten();
     let hashed = KeyPrivacy::Hashed {
         secret: Password::None,
@@ -193,7 +193,7 @@ fn key_hash(
         .filter(|privacy| **privacy != KeyPrivacy::Plain);
     let configured = configured.next();
     let Some(privacy) = configured.or_else(|| args.hash_keys.then_some(&hashed)) else {
-        return Ok(KeyHash {
+        return Ok(KeyMasking {
             mask: KeyMask::plain(),
             note: None,
         });
@@ -218,7 +218,7 @@ fn key_hash(
             "keys are hashed with a random secret, so the hashes differ between runs: {problem}"
         ),
     };
-    Ok(KeyHash {
+    Ok(KeyMasking {
         mask,
         note: Some(note),
     })
@@ -254,11 +254,11 @@ fn interrupt_on_signal(handle: &Arc<SimulationHandle>) {
 }
 
 /// A progress display on the terminal. The progress display disappears when this value is dropped.
-struct Progress {
+struct ProgressDisplay {
     thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }
 
-impl Progress {
+impl ProgressDisplay {
     #[expect(
         clippy::disallowed_methods,
         reason = "the clock is used only to show the progress"
@@ -287,7 +287,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     fn drop(&mut self) {
         if let Some((thread, ended)) = self.thread.take() {
             ended.store(true, Ordering::Relaxed);
