@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use tidegate_core::Timestamp;
 
-use super::{Config, Identity, Mistake, ReadError, report::Report, value::Fields};
+use super::{report::Report, value::Fields};
 
 /// The candidate rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,49 +16,6 @@ pub struct CandidateConfig {
     pub file: PathBuf,
     /// `until`: the time until which the candidate rules are evaluated; `None` means indefinitely.
     pub until: Option<Timestamp>,
-}
-
-impl CandidateConfig {
-    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
-    /// file for identifying clients. The same settings also apply to the candidate rules.
-    ///
-    /// # Errors
-    ///
-    /// Returns the same errors as [`Config::read`]. Also returns an error if the file has a section
-    /// `clients` or `entries` that differs from the section in the main rules file. With a
-    /// different section, the candidate rules could use entries that no request has, and would
-    /// never apply.
-    pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
-        let config = Config::read(&self.file)?;
-        let (own, empty) = (&config.identity, Identity::default());
-        let differing = [
-            (
-                "clients",
-                own.trust != empty.trust && own.trust != identity.trust,
-            ),
-            (
-                "entries",
-                !own.derived.is_empty() && own.derived != identity.derived,
-            ),
-        ];
-        let differing = differing.iter().filter(|(_, differs)| *differs);
-        let mistakes: Vec<Mistake> = differing.map(|(section, _)| differs(section)).collect();
-        if mistakes.is_empty() {
-            return Ok(config);
-        }
-        let path = self.file.clone();
-        Err(ReadError::Invalid { path, mistakes })
-    }
-}
-
-fn differs(section: &str) -> Mistake {
-    let message = "differs from the section of the rules file, which also applies to the candidate \
-                   rules; write the same section in both files, or remove it from this file";
-    Mistake {
-        path: section.to_owned(),
-        line: None,
-        message: message.to_owned(),
-    }
 }
 
 /// Reads the section; `None` if the file has no such section, or if the section is invalid.
@@ -108,6 +65,7 @@ fn instant(text: &str) -> Result<Timestamp, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Config;
 
     fn mistakes(text: &str) -> Vec<String> {
         let mistakes = Config::parse(text).unwrap_err();

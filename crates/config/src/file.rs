@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Config, MAX_FILE_BYTES, Mistake};
+use crate::{CandidateConfig, Config, Identity, MAX_FILE_BYTES, Mistake};
 
 /// The reason why a rules file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -132,4 +132,47 @@ fn lines(mistakes: &[Mistake]) -> String {
         .map(|mistake| format!("  {mistake}"))
         .collect::<Vec<_>>()
         .join("\n")
+}
+
+impl CandidateConfig {
+    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
+    /// file for identifying clients. The same settings also apply to the candidate rules.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Config::read`]. Also returns an error if the file has a section
+    /// `clients` or `entries` that differs from the section in the main rules file. With a
+    /// different section, the candidate rules could use entries that no request has, and would
+    /// never apply.
+    pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
+        let config = Config::read(&self.file)?;
+        let (own, empty) = (&config.identity, Identity::default());
+        let differing = [
+            (
+                "clients",
+                own.trust != empty.trust && own.trust != identity.trust,
+            ),
+            (
+                "entries",
+                !own.derived.is_empty() && own.derived != identity.derived,
+            ),
+        ];
+        let differing = differing.iter().filter(|(_, differs)| *differs);
+        let mistakes: Vec<Mistake> = differing.map(|(section, _)| differs(section)).collect();
+        if mistakes.is_empty() {
+            return Ok(config);
+        }
+        let path = self.file.clone();
+        Err(ReadError::Invalid { path, mistakes })
+    }
+}
+
+fn differs(section: &str) -> Mistake {
+    let message = "differs from the section of the rules file, which also applies to the candidate \
+                   rules; write the same section in both files, or remove it from this file";
+    Mistake {
+        path: section.to_owned(),
+        line: None,
+        message: message.to_owned(),
+    }
 }

@@ -6,10 +6,45 @@ use tidegate_core::{Span, notation};
 use tidegate_net::TlsFiles;
 
 use super::{
-    Grpc,
     report::Report,
     value::{Fields, Value},
 };
+
+/// The settings of the gRPC listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grpc {
+    /// `grpc.authorization`: whether the listener offers Envoy's service `Authorization`, which
+    /// applies the rules to the requests that Envoy describes; default false.
+    pub authorization: bool,
+    /// `grpc.tls`: the certificate of the listener; `None` means HTTP/2 over plaintext (h2c).
+    pub tls: Option<TlsFiles>,
+    /// `grpc.keep_alive`: the interval of keep-alive pings; default 30 s.
+    pub keep_alive: Duration,
+    /// `grpc.keep_alive_timeout`: how long a client may take to respond to a ping; default 10 s.
+    pub keep_alive_timeout: Duration,
+    /// `grpc.max_connection_age`: the age (±10 % jitter) at which the server asks the client to
+    /// replace a connection; default one day.
+    pub max_connection_age: Duration,
+    /// `grpc.max_connection_age_grace`: how long calls in progress may continue after a connection
+    /// has reached the maximum age; default one hour.
+    pub max_connection_age_grace: Duration,
+    /// `grpc.max_streams`: the maximum number of concurrent calls on one connection; default 1,000.
+    pub max_streams: u32,
+}
+
+impl Default for Grpc {
+    fn default() -> Self {
+        Self {
+            authorization: false,
+            tls: None,
+            keep_alive: Duration::from_secs(30),
+            keep_alive_timeout: Duration::from_secs(10),
+            max_connection_age: Duration::from_secs(86_400),
+            max_connection_age_grace: Duration::from_secs(3_600),
+            max_streams: 1_000,
+        }
+    }
+}
 
 /// The maximum of all durations in the section `grpc`.
 const LONGEST: Span = Span::from_secs(366 * 86_400);

@@ -1,14 +1,42 @@
 //! `clients` and `entries`: the settings for identifying clients.
 
+use std::sync::Arc;
+
 use tidegate_core::bounds::MAX_ENTRIES;
-use tidegate_identity::{AddressHeader, DerivedEntry, Proxies, Trust, client_ip::TrustWarning};
+use tidegate_identity::{
+    AddressHeader, DerivedEntry, GeoIpSource, Proxies, Trust, client_ip::TrustWarning,
+};
+use tidegate_net::Exempt;
 
 use super::{
-    Identity,
     conditions::entry_name,
     report::Report,
     value::{Fields, Value},
 };
+
+/// The settings for identifying clients.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// `clients`: the proxies trusted to report the client's address. By default, only the proxy
+    /// that sends the forward-auth request is trusted.
+    pub trust: Trust,
+    /// `entries`: the derived entries. Each derived entry has a name, and is derived from a part of
+    /// another entry.
+    pub derived: Vec<(Box<str>, DerivedEntry)>,
+    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. The code that starts the
+    /// server opens the `geoip` databases and sets this field.
+    pub geoip: Option<Arc<dyn GeoIpSource>>,
+}
+
+impl Identity {
+    /// Returns a function that returns whether a peer is exempt from the connection limit per
+    /// client. Trusted proxies are exempt, because they forward requests from many clients.
+    #[must_use]
+    pub fn exempt(self: &Arc<Self>) -> Exempt {
+        let identity = Arc::clone(self);
+        Arc::new(move |peer| identity.trust.is_trusted(peer))
+    }
+}
 
 /// The maximum number of proxies between a client and Tidegate.
 const MAX_HOPS: usize = 16;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::{
-    AdminToken, Config, Headers, LegacyHeaders, ListenAddresses, ListenerConfig, ListenerSettings,
+    AdminToken, Grpc, Headers, LegacyHeaders, ListenAddresses, ListenerConfig, ListenerSettings,
     OperatorToken, Password, TokenScope, grpc,
     report::Report,
     source_span::SourceSpan,
@@ -263,7 +263,13 @@ impl SecretKeys {
 }
 
 /// Warns about each listener that other machines can reach and that requires no authentication.
-pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report) {
+pub(super) fn warn_of_open(
+    raw: &RawListen,
+    listen: &ListenAddresses,
+    listeners: &ListenerSettings,
+    grpc: &Grpc,
+    report: &mut Report,
+) {
     let asks = |listener: &ListenerConfig| {
         listener.credential != Password::None
             || listener
@@ -271,12 +277,7 @@ pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report
                 .as_ref()
                 .is_some_and(|tls| tls.client_ca.is_some())
     };
-    let (listen, listeners) = (&config.listen, &config.listeners);
-    let grpc_asks = config
-        .grpc
-        .tls
-        .as_ref()
-        .is_some_and(|tls| tls.client_ca.is_some());
+    let grpc_asks = grpc.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     for (name, address, is_guarded, advice) in [
         (
             "http",

@@ -1,12 +1,23 @@
 //! `store`: the store that keeps the counters.
 
+use std::path::PathBuf;
+
 use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
 
 use super::{
-    RedisConfig, Snapshot, redis,
+    RedisConfig, redis,
     report::Report,
     value::{Fields, Shape, Value, at_least_one},
 };
+
+/// The file to which the memory store is saved, and how often it is saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The path of the file, relative to the server's working directory.
+    pub path: PathBuf,
+    /// The interval between two snapshots; default 30 s. A snapshot is also written at shutdown.
+    pub every: Span,
+}
 
 /// The minimum interval between two snapshots.
 const MIN_SNAPSHOT_INTERVAL: Span = Span::from_secs(1);
@@ -168,11 +179,7 @@ fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
     every.map(|every| Snapshot { path, every })
 }
 
-pub(super) fn path_of(
-    value: &Value<'_>,
-    text: &str,
-    report: &mut Report,
-) -> Option<std::path::PathBuf> {
+pub(super) fn path_of(value: &Value<'_>, text: &str, report: &mut Report) -> Option<PathBuf> {
     if text.is_empty() || text.contains('\0') {
         value.expected(report, "the path of a file");
         return None;

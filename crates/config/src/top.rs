@@ -8,6 +8,17 @@ use super::{
     value::{Fields, Shape},
 };
 
+/// The maximum number of keys in the top talkers, and the maximum memory that they use; `None` if
+/// top talkers are disabled (`top: off`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Top(pub Option<TopBounds>);
+
+impl Default for Top {
+    fn default() -> Self {
+        Self(Some(TopBounds::default()))
+    }
+}
+
 /// The minimum of `keys`.
 const MIN_KEYS: usize = 10;
 /// The maximum of `keys`.
