@@ -105,7 +105,7 @@ impl From<StoreError> for ExplainError {
 }
 
 /// The result of a decision that charges nothing.
-struct Evaluation<'c> {
+struct ChargeEvaluation<'c> {
     verdict: Verdict<'c>,
     /// The outcomes of each charge, in the order of the charges; `None` if its limits were not
     /// evaluated.
@@ -131,7 +131,8 @@ impl ServerLimiter {
         if let Some(pending) = stretch(self, rules, &mut charges, now) {
             pending.finish(self, &mut charges).await;
         }
-        let Evaluation { verdict, outcomes } = self.evaluate(&charges, now, Effect::Peek).await;
+        let ChargeEvaluation { verdict, outcomes } =
+            self.evaluate(&charges, now, Effect::Peek).await;
         let allowed_by = match charges.is_empty() {
             true => rules.allow_listed_by(request, now),
             false => None,
@@ -236,7 +237,8 @@ impl ServerLimiter {
 
     /// Evaluates `charge` without the other charges of its request.
     async fn evaluate_alone(&self, charge: &Charge<'_>, now: Timestamp) -> ChargeAnswer {
-        let Evaluation { verdict, outcomes } = self.evaluate(&[*charge], now, Effect::Peek).await;
+        let ChargeEvaluation { verdict, outcomes } =
+            self.evaluate(&[*charge], now, Effect::Peek).await;
         match outcomes.into_iter().next().flatten() {
             Some(next) => ChargeAnswer::of_limits(next, verdict.source),
             None => ChargeAnswer {
@@ -254,7 +256,7 @@ impl ServerLimiter {
         charges: &[Charge<'c>],
         now: Timestamp,
         effect: Effect,
-    ) -> Evaluation<'c> {
+    ) -> ChargeEvaluation<'c> {
         let (mut decided, mut outcomes) = (charges.to_vec(), Vec::new());
         let request = StoreRequest {
             // Skip cached denials: a cached denial may be older than a block, and does not describe
@@ -274,7 +276,7 @@ impl ServerLimiter {
             rest = others;
             Some(own.to_vec())
         };
-        Evaluation {
+        ChargeEvaluation {
             outcomes: charges.iter().map(of_charge).collect(),
             verdict,
         }

@@ -62,17 +62,17 @@ const ADVICE: &str = "check that the folder exists, that the server is allowed t
 /// Whether snapshots are configured, and the current error if they cannot be written. With
 /// snapshots, the counters of this process survive a restart.
 #[derive(Debug, Default)]
-pub struct SnapshotHealth(Mutex<Health>);
+pub struct SnapshotHealth(Mutex<SnapshotState>);
 
 #[derive(Debug, Default)]
-struct Health {
+struct SnapshotState {
     is_configured: bool,
-    failure: Option<Failure>,
+    failure: Option<SnapshotFailure>,
 }
 
 /// A series of failed attempts to write the snapshot.
 #[derive(Debug)]
-struct Failure {
+struct SnapshotFailure {
     error: String,
     since: Timestamp,
     attempts: u64,
@@ -114,7 +114,7 @@ impl SnapshotHealth {
     /// Records that the check at startup failed. This method does not log the failure: the caller
     /// must have logged it. The first failed write is logged nevertheless.
     pub fn fail_startup_check(&self, error: String, now: Timestamp) {
-        self.lock().failure = Some(Failure {
+        self.lock().failure = Some(SnapshotFailure {
             error,
             since: now,
             attempts: 1,
@@ -125,7 +125,7 @@ impl SnapshotHealth {
 
     fn record_failure(&self, error: &str, now: Timestamp) -> Option<FailureRecord> {
         let mut health = self.lock();
-        let failure = health.failure.get_or_insert_with(|| Failure {
+        let failure = health.failure.get_or_insert_with(|| SnapshotFailure {
             error: String::new(),
             since: now,
             attempts: 0,
@@ -163,7 +163,7 @@ impl SnapshotHealth {
     #[must_use]
     pub fn problem(&self, now: Timestamp) -> Option<String> {
         let health = self.lock();
-        let Failure {
+        let SnapshotFailure {
             error,
             since,
             attempts,
@@ -190,7 +190,7 @@ impl SnapshotHealth {
         self.lock().is_configured
     }
 
-    fn lock(&self) -> MutexGuard<'_, Health> {
+    fn lock(&self) -> MutexGuard<'_, SnapshotState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -49,11 +49,11 @@ pub struct GeoIpError {
 #[derive(Debug)]
 pub struct GeoIp {
     databases: Arc<MaxMind>,
-    files: Vec<File>,
+    files: Vec<DatabaseFile>,
 }
 
 #[derive(Debug)]
-struct File {
+struct DatabaseFile {
     field: GeoIpField,
     path: PathBuf,
     seen: Mutex<SeenStamps>,
@@ -81,11 +81,11 @@ impl GeoIp {
     pub fn open(files: &[(GeoIpField, PathBuf)]) -> Result<Self, GeoIpError> {
         let databases = Arc::new(MaxMind::default());
         let file = |(field, path): &(GeoIpField, PathBuf)| {
-            let file = File::new(*field, path);
+            let file = DatabaseFile::new(*field, path);
             file.load(&databases)?;
             Ok(file)
         };
-        let files: Result<Vec<File>, GeoIpError> = files.iter().map(file).collect();
+        let files: Result<Vec<DatabaseFile>, GeoIpError> = files.iter().map(file).collect();
         Ok(Self {
             files: files?,
             databases,
@@ -128,7 +128,10 @@ impl GeoIp {
     /// Returns the load error of each database whose last load failed.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
-        self.files.iter().filter_map(File::problem).collect()
+        self.files
+            .iter()
+            .filter_map(DatabaseFile::problem)
+            .collect()
     }
 
     /// Adds the GeoIP metrics to `page`.
@@ -149,7 +152,7 @@ impl GeoIp {
     }
 }
 
-impl File {
+impl DatabaseFile {
     fn new(field: GeoIpField, path: &Path) -> Self {
         let now = stamp(path);
         Self {

@@ -7,7 +7,7 @@ use std::{
 
 use tidegate_core::Timestamp;
 
-use super::RuleKey;
+use super::CandidateKey;
 use crate::KeyMask;
 
 /// The maximum number of keys for which changed requests are counted. If there are more keys, the
@@ -18,7 +18,7 @@ const MAX_KEYS: usize = 10_000;
 #[derive(Debug, Default)]
 pub(super) struct ChangedKeys {
     requests: u64,
-    keys: HashMap<RuleKey, ChangedRequests>,
+    keys: HashMap<CandidateKey, ChangedRequests>,
     /// The number of changed requests of keys that were discarded.
     uncounted: u64,
 }
@@ -59,7 +59,11 @@ pub struct ChangedKey {
 
 impl ChangedKeys {
     /// Counts one request at `now` for each rule and key in `denied_by`.
-    pub(super) fn count(&mut self, denied_by: impl IntoIterator<Item = RuleKey>, now: Timestamp) {
+    pub(super) fn count(
+        &mut self,
+        denied_by: impl IntoIterator<Item = CandidateKey>,
+        now: Timestamp,
+    ) {
         self.requests += 1;
         for key in denied_by {
             if let Some(known) = self.keys.get_mut(&key) {
@@ -133,7 +137,7 @@ impl ChangedKeys {
 /// The keys with the most changed requests, in no particular order.
 #[derive(Debug)]
 pub(super) struct TopChangedKeys {
-    keys: Vec<(RuleKey, ChangedRequests)>,
+    keys: Vec<(CandidateKey, ChangedRequests)>,
     uncounted: u64,
 }
 
@@ -145,7 +149,7 @@ impl TopChangedKeys {
                 let by_count = other.count.cmp(&one.count);
                 by_count.then_with(|| (&key.rule, &key.key).cmp(&(&other_key.rule, &other_key.key)))
             });
-        let row = |(key, requests): (RuleKey, ChangedRequests)| ChangedKey {
+        let row = |(key, requests): (CandidateKey, ChangedRequests)| ChangedKey {
             rule: key.rule.to_string(),
             key: key
                 .key
@@ -167,8 +171,8 @@ impl TopChangedKeys {
 mod tests {
     use super::*;
 
-    fn key(value: &str) -> RuleKey {
-        RuleKey {
+    fn key(value: &str) -> CandidateKey {
+        CandidateKey {
             rule: "api".into(),
             key: vec![value.to_owned()],
         }

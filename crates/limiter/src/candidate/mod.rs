@@ -77,7 +77,7 @@ pub struct Candidate {
     store: CandidateStore,
     /// The index of each rule in `counts`.
     by_name: HashMap<Box<str>, usize>,
-    counts: Box<[RuleCounts]>,
+    counts: Box<[CandidateRuleCounts]>,
     compared: AtomicU64,
     denied: AtomicU64,
     not_compared: AtomicU64,
@@ -101,16 +101,16 @@ enum CandidateStore {
 
 /// Counts a candidate decision waiting for Redis, until this guard is dropped.
 #[derive(Debug)]
-struct InFlight(Arc<AtomicUsize>);
+struct InFlightPermit(Arc<AtomicUsize>);
 
-impl Drop for InFlight {
+impl Drop for InFlightPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[derive(Debug, Default)]
-struct RuleCounts {
+struct CandidateRuleCounts {
     requests: AtomicU64,
     denied: AtomicU64,
     /// Whether the rule is not evaluated, because its decisions depend on responses.
@@ -125,7 +125,7 @@ struct Changes {
 
 /// A rule and the values of one of its keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct RuleKey {
+struct CandidateKey {
     rule: Box<str>,
     key: Vec<String>,
 }
@@ -135,7 +135,7 @@ struct RuleKey {
 enum ActiveDecision {
     Admitted,
     /// The rule that denied the request, and its key.
-    Denied(RuleKey),
+    Denied(CandidateKey),
 }
 
 /// The decision of the candidate rules on a request.
@@ -143,7 +143,7 @@ enum ActiveDecision {
 struct CandidateDecision {
     is_denied: bool,
     /// The rules that deny the request, and their keys.
-    denied_by: Vec<RuleKey>,
+    denied_by: Vec<CandidateKey>,
 }
 
 /// The results of the comparison.
@@ -223,9 +223,9 @@ impl Candidate {
             }
             (Backend::Memory(_), _) => CandidateStore::Memory(Arc::new(MemoryStore::new(bounds))),
         };
-        let counts = |rule: &Rule| RuleCounts {
+        let counts = |rule: &Rule| CandidateRuleCounts {
             is_excluded: rule.wants_receipt(),
-            ..RuleCounts::default()
+            ..CandidateRuleCounts::default()
         };
         let names = rules.iter().map(|rule| Box::from(rule.name()));
         Self {
@@ -282,8 +282,8 @@ impl Candidate {
                     count(&self.lost);
                     return;
                 }
-                let request = OwnedRequest::new(decided, &self.rules);
-                let slot = InFlight(Arc::clone(in_flight));
+                let request = CandidateRequest::new(decided, &self.rules);
+                let slot = InFlightPermit(Arc::clone(in_flight));
                 let candidate = Arc::clone(self);
                 runtime.spawn(async move {
                     candidate.decide_in_redis(active, request).await;
@@ -329,7 +329,7 @@ impl Candidate {
         })
     }
 
-    async fn decide_in_redis(&self, active: ActiveDecision, request: OwnedRequest) {
+    async fn decide_in_redis(&self, active: ActiveDecision, request: CandidateRequest) {
         let CandidateStore::Redis { store, .. } = &self.store else {
             return;
         };
@@ -345,7 +345,7 @@ impl Candidate {
     async fn charge_in_redis(
         &self,
         store: &RedisStore,
-        request: &OwnedRequest,
+        request: &CandidateRequest,
     ) -> Option<Result<CandidateDecision, RequestError>> {
         let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
         let entries: Vec<(&str, &str)> = request.entries();
@@ -382,7 +382,7 @@ impl Candidate {
         Ok(charges)
     }
 
-    fn counts_of(&self, limits: &Limits) -> Option<&RuleCounts> {
+    fn counts_of(&self, limits: &Limits) -> Option<&CandidateRuleCounts> {
         let at = self.by_name.get(limits.name()?)?;
         self.counts.get(*at)
     }
@@ -414,7 +414,7 @@ impl Candidate {
                 && !charge.limits.is_shadow()
                 && let Some((rule, values)) = self.rules.decode_key(charge.key)
             {
-                decided.denied_by.push(RuleKey {
+                decided.denied_by.push(CandidateKey {
                     rule: rule.name().into(),
                     key: values.into_iter().map(str::to_owned).collect(),
                 });
@@ -453,7 +453,7 @@ impl Candidate {
     #[must_use]
     pub fn report(&self, mask: &KeyMask, most: usize) -> CandidateReport {
         let rules = self.rules.iter().zip(&self.counts);
-        let rule = |(rule, counts): (&Rule, &RuleCounts)| CandidateRule {
+        let rule = |(rule, counts): (&Rule, &CandidateRuleCounts)| CandidateRule {
             rule: rule.name().to_owned(),
             mode: rule.mode(),
             is_excluded: counts.is_excluded,
@@ -530,7 +530,7 @@ impl ActiveDecision {
             return None;
         }
         let value = |name| decided.request.entry(name).unwrap_or_default().to_owned();
-        Some(Self::Denied(RuleKey {
+        Some(Self::Denied(CandidateKey {
             rule: rule.name().into(),
             key: rule.key().map(value).collect(),
         }))
@@ -539,14 +539,14 @@ impl ActiveDecision {
 
 /// A copy of a request, for a task that evaluates the candidate rules after the response was sent.
 #[derive(Debug)]
-struct OwnedRequest {
+struct CandidateRequest {
     /// The entries that the candidate rules use.
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
     now: Timestamp,
 }
 
-impl OwnedRequest {
+impl CandidateRequest {
     fn new(decided: DecidedRequest<'_>, rules: &RuleSet) -> Self {
         let entries = decided.request.entries().iter();
         let used = entries.filter(|(name, _)| rules.uses_entry(name));

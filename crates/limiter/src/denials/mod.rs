@@ -16,7 +16,7 @@ use std::{
 };
 
 use record::{NewDenial, Record};
-use ring::{Ring, RingCounts, SEGMENT_BYTES};
+use ring::{DenialRing, RingCounts, SEGMENT_BYTES};
 use tidegate::DecidedRequest;
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
@@ -169,7 +169,7 @@ pub struct DenialList {
 #[derive(Debug)]
 pub struct DenialLog {
     /// One list for each group of threads; empty if denials are neither listed nor logged.
-    shards: Box<[Shard]>,
+    shards: Box<[DenialShard]>,
     /// The maximum number of segments in each shard.
     segments: usize,
     log_percent: u32,
@@ -199,7 +199,7 @@ struct Selection {
 // A shard is aligned to two cache lines, because processors prefetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<Ring>);
+struct DenialShard(Mutex<DenialRing>);
 
 /// Returns whether, according to `verdict`, the request was denied or a shadow rule would have
 /// denied it.
@@ -226,7 +226,7 @@ impl DenialLog {
             _ => threads.clamp(1, shard::SHARDS),
         };
         Self {
-            shards: (0..shards).map(|_| Shard::default()).collect(),
+            shards: (0..shards).map(|_| DenialShard::default()).collect(),
             segments: settings.max_bytes / SEGMENT_BYTES / shards.max(1),
             log_percent: settings.log_percent,
             publisher: Publisher::new("recent denials", &fleet::PUBLICATIONS),
@@ -469,8 +469,8 @@ impl DenialLog {
     }
 }
 
-impl Shard {
-    fn ring(&self) -> std::sync::MutexGuard<'_, Ring> {
+impl DenialShard {
+    fn ring(&self) -> std::sync::MutexGuard<'_, DenialRing> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -102,13 +102,13 @@ pub(super) struct Record<'b> {
     mode: Mode,
     reason: DenialReason,
     policy: Option<&'b str>,
-    entries: Input<'b>,
+    entries: RecordReader<'b>,
 }
 
 impl<'b> Record<'b> {
     /// Decodes `bytes` written by [`NewDenial::encode`].
     pub(super) fn decode(bytes: &'b [u8]) -> Option<Self> {
-        let mut input = Input(bytes);
+        let mut input = RecordReader(bytes);
         let at = Timestamp::from_micros(input.number()?);
         let wait = input.number()?;
         let listener = *ListenerKind::ALL.get(input.small()?)?;
@@ -136,7 +136,7 @@ impl<'b> Record<'b> {
 
     /// Copies the record into a [`DenialRecord`].
     pub(super) fn to_denial(&self) -> DenialRecord {
-        let mut input = Input(self.entries.0);
+        let mut input = RecordReader(self.entries.0);
         let count = input.small().unwrap_or(0);
         let entry = |_| Some((input.text()?.to_owned(), input.text()?.to_owned()));
         DenialRecord {
@@ -156,9 +156,9 @@ impl<'b> Record<'b> {
     }
 }
 
-struct Input<'b>(&'b [u8]);
+struct RecordReader<'b>(&'b [u8]);
 
-impl<'b> Input<'b> {
+impl<'b> RecordReader<'b> {
     fn number(&mut self) -> Option<u64> {
         let (number, rest) = self.0.split_first_chunk()?;
         self.0 = rest;

@@ -21,7 +21,7 @@ pub(super) const MAX_PER_SECOND: u32 = 10_000;
 const LENGTH_BYTES: usize = 2;
 
 #[derive(Debug, Default)]
-pub(super) struct Ring {
+pub(super) struct DenialRing {
     /// The full segments, oldest first.
     full: VecDeque<Arc<Segment>>,
     last: Segment,
@@ -62,7 +62,7 @@ pub(super) struct RingSnapshot {
     pub(super) lost: u64,
 }
 
-impl Ring {
+impl DenialRing {
     /// Adds the record that `encode` writes. The ring keeps at most `segments` segments.
     pub(super) fn push(&mut self, segments: usize, encode: impl FnOnce(&mut Vec<u8>)) {
         if self.last.bytes.capacity() == 0 {
@@ -184,7 +184,7 @@ mod tests {
             lengths in prop::collection::vec(4..MAX_RECORD_BYTES, 0..200),
             segments in 2_usize..6,
         ) {
-            let mut ring = Ring::default();
+            let mut ring = DenialRing::default();
             for (number, length) in lengths.iter().enumerate() {
                 let number = u32::try_from(number).unwrap();
                 ring.push(segments, |bytes| {
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_flood_fills_only_the_budget_of_its_second() {
-        let mut ring = Ring::default();
+        let mut ring = DenialRing::default();
         let at = |millis: u64| Timestamp::from_micros(millis * 1_000);
         let kept = (0..50_000).filter(|_| ring.try_take(at(5_000))).count();
         assert_eq!((kept, ring.lost()), (10_000, 40_000));
@@ -225,9 +225,10 @@ mod tests {
 
     #[test]
     fn one_record_in_a_hundred_is_logged() {
-        let mut ring = Ring::default();
-        let logged =
-            |ring: &mut Ring, percent| (0..1_000).filter(|_| ring.sample_for_log(percent)).count();
+        let mut ring = DenialRing::default();
+        let logged = |ring: &mut DenialRing, percent| {
+            (0..1_000).filter(|_| ring.sample_for_log(percent)).count()
+        };
         assert_eq!(logged(&mut ring, 1), 10);
         assert_eq!(logged(&mut ring, 30), 300);
         assert_eq!(logged(&mut ring, 100), 1_000);

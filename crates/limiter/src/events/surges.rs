@@ -74,14 +74,14 @@ pub(super) struct SurgeChange {
 pub(super) struct SurgeDetector {
     /// The number of the current interval, counted from 1970.
     interval: Option<u64>,
-    total: Series,
-    rules: HashMap<Box<str>, Series>,
+    total: SurgeSeries,
+    rules: HashMap<Box<str>, SurgeSeries>,
 }
 
 /// The counters of a rule at the start of the current interval, and the surge detection state for
 /// its requests and for its denials.
 #[derive(Debug, Default)]
-struct Series {
+struct SurgeSeries {
     counted: TrafficCounts,
     requests: Baseline,
     denials: Baseline,
@@ -128,9 +128,9 @@ impl SurgeDetector {
             let (name, mut series) = self.rules.remove_entry(name).unwrap_or_else(|| {
                 (
                     name.into(),
-                    Series {
+                    SurgeSeries {
                         counted: counts,
-                        ..Series::default()
+                        ..SurgeSeries::default()
                     },
                 )
             });
@@ -142,7 +142,7 @@ impl SurgeDetector {
     }
 }
 
-impl Series {
+impl SurgeSeries {
     fn advance(
         &mut self,
         rule: Option<&str>,

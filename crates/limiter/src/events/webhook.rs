@@ -139,13 +139,13 @@ struct WebhookState {
     delivered: AtomicU64,
     lost: AtomicU64,
     failed_attempts: AtomicU64,
-    progress: Mutex<Progress>,
+    progress: Mutex<DeliveryProgress>,
     /// Notified when the shutdown begins, and whenever events have been delivered or lost.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Progress {
+struct DeliveryProgress {
     is_stopping: bool,
     /// The number of events that are queued or being sent.
     pending: u64,
@@ -154,7 +154,7 @@ struct Progress {
 impl WebhookState {
     /// Waits for `time`, or until the shutdown begins. Returns whether the shutdown has begun.
     fn wait(&self, time: Duration) -> bool {
-        let is_running = |progress: &mut Progress| !progress.is_stopping;
+        let is_running = |progress: &mut DeliveryProgress| !progress.is_stopping;
         self.wait_while(time, is_running).is_stopping
     }
 
@@ -162,15 +162,15 @@ impl WebhookState {
     fn wait_while(
         &self,
         time: Duration,
-        condition: impl FnMut(&mut Progress) -> bool,
-    ) -> MutexGuard<'_, Progress> {
+        condition: impl FnMut(&mut DeliveryProgress) -> bool,
+    ) -> MutexGuard<'_, DeliveryProgress> {
         let waited = self
             .changed
             .wait_timeout_while(self.progress(), time, condition);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    fn progress(&self) -> MutexGuard<'_, DeliveryProgress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -272,7 +272,7 @@ impl Webhook {
     /// Waits until the queued events are sent, for at most `time`. Then counts the events that are
     /// still queued as lost, and returns the number of these events.
     fn finish(&self, time: Duration) -> u64 {
-        let has_pending = |progress: &mut Progress| progress.pending > 0;
+        let has_pending = |progress: &mut DeliveryProgress| progress.pending > 0;
         let mut progress = self.shared.wait_while(time, has_pending);
         let lost = std::mem::take(&mut progress.pending);
         self.shared.lost.fetch_add(lost, Ordering::Relaxed);
@@ -366,7 +366,7 @@ impl Sender {
         );
     }
 
-    fn attempt(&self, id: &str, payload: &str) -> Result<(), Failure> {
+    fn attempt(&self, id: &str, payload: &str) -> Result<(), DeliveryFailure> {
         let timestamp = self.clock.now().as_micros() / 1_000_000;
         let answered = self
             .agent
@@ -390,9 +390,9 @@ impl Sender {
                 let is_temporary =
                     status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429);
                 let text = format!("the endpoint answered with status {status}");
-                Err(Failure { is_temporary, text })
+                Err(DeliveryFailure { is_temporary, text })
             }
-            Err(error) => Err(Failure {
+            Err(error) => Err(DeliveryFailure {
                 is_temporary: true,
                 text: match error {
                     ureq::Error::Timeout(_) => {
@@ -406,7 +406,7 @@ impl Sender {
 }
 
 /// The reason why an attempt failed.
-struct Failure {
+struct DeliveryFailure {
     /// Whether another attempt can succeed without a configuration change.
     is_temporary: bool,
     text: String,

@@ -66,7 +66,7 @@ pub struct Traffic {
 
 /// The counts of one bucket. Rules without traffic have no entry.
 #[derive(Debug, Default)]
-struct Bucket {
+struct TrafficBucket {
     /// The number of the bucket, counted from 1970.
     number: u64,
     total: TrafficCounts,
@@ -77,17 +77,17 @@ struct Bucket {
 /// bytes for each rule with traffic in it. If all [`MAX_RULE_LABELS`](super::MAX_RULE_LABELS) rules
 /// have traffic all the time, the buckets take about 15 MB.
 #[derive(Debug, Default)]
-struct Ring {
+struct TrafficRing {
     sampled_total: TrafficCounts,
     sampled_rules: HashMap<Arc<str>, TrafficCounts>,
-    buckets: VecDeque<Bucket>,
+    buckets: VecDeque<TrafficBucket>,
 }
 
 /// A recorder of traffic.
 #[derive(Debug, Default)]
-pub(super) struct Recorder(Mutex<Ring>);
+pub(super) struct TrafficRecorder(Mutex<TrafficRing>);
 
-impl Recorder {
+impl TrafficRecorder {
     /// Adds the decisions since the last sample to the bucket of `now`. `total` contains the
     /// current counters of all decisions, and `rules` the current counters of each rule. Shadow
     /// denials are counted only per rule.
@@ -108,7 +108,7 @@ impl Recorder {
     }
 }
 
-impl Ring {
+impl TrafficRing {
     fn sample<'n>(
         &mut self,
         now: Timestamp,
@@ -119,9 +119,9 @@ impl Ring {
             Some(last) if last.number >= bucket_number(now) => last,
             last => {
                 self.buckets.extend(last);
-                Bucket {
+                TrafficBucket {
                     number: bucket_number(now),
-                    ..Bucket::default()
+                    ..TrafficBucket::default()
                 }
             }
         };
@@ -207,13 +207,13 @@ mod tests {
     }
 
     /// Samples counters in which rule `a` made all decisions.
-    fn sample(recorder: &Recorder, secs: u64, counts: TrafficCounts) {
+    fn sample(recorder: &TrafficRecorder, secs: u64, counts: TrafficCounts) {
         recorder.sample(at(secs), counts, [("a", counts)].into_iter());
     }
 
     #[test]
     fn increases_are_added_to_the_bucket_of_the_sample() {
-        let recorder = Recorder::default();
+        let recorder = TrafficRecorder::default();
         sample(&recorder, 1_000, counts(3, 1, 0));
         sample(&recorder, 1_004, counts(5, 1, 2));
         sample(&recorder, 1_005, counts(6, 2, 2));
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn rules_without_traffic_are_omitted() {
-        let recorder = Recorder::default();
+        let recorder = TrafficRecorder::default();
         let quiet = [("a", counts(0, 0, 1)), ("b", counts(0, 0, 0))];
         recorder.sample(at(10), counts(7, 0, 0), quiet.into_iter());
         let traffic = recorder.traffic(at(10), 1);
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn at_most_fifteen_minutes_are_kept() {
-        let recorder = Recorder::default();
+        let recorder = TrafficRecorder::default();
         for second in 0..2_000 {
             sample(&recorder, second, counts(second, 0, 0));
         }
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_rule_that_was_removed_and_added_again_counts_from_zero() {
-        let recorder = Recorder::default();
+        let recorder = TrafficRecorder::default();
         sample(&recorder, 10, counts(100, 0, 0));
         recorder.sample(at(11), counts(100, 0, 0), std::iter::empty());
         recorder.sample(
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_set_back_loses_no_decisions() {
-        let recorder = Recorder::default();
+        let recorder = TrafficRecorder::default();
         sample(&recorder, 100, counts(1, 0, 0));
         sample(&recorder, 50, counts(3, 0, 0));
         let traffic = recorder.traffic(at(50), 2);

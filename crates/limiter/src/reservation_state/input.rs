@@ -1,9 +1,9 @@
 //! Reads stored reservations.
 
 /// The bytes that have not been decoded yet.
-pub(crate) struct Input<'b>(pub(crate) &'b [u8]);
+pub(crate) struct TokenReader<'b>(pub(crate) &'b [u8]);
 
-impl<'b> Input<'b> {
+impl<'b> TokenReader<'b> {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

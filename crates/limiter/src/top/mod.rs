@@ -121,7 +121,7 @@ pub enum TopError {
 pub struct TopTalkers {
     /// The number of keys that a sketch tracks.
     keys: usize,
-    shards: Box<[Shard]>,
+    shards: Box<[TopShard]>,
     closed: Mutex<ClosedSlices>,
     publisher: Publisher,
 }
@@ -137,7 +137,7 @@ struct ClosedSlices {
 // A shard is aligned to two cache lines, because processors prefetch lines in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Shard(Mutex<Recorder>);
+struct TopShard(Mutex<Recorder>);
 
 /// The counts of one rule: the counts of this server, and the counts that other servers have
 /// published.
@@ -155,7 +155,7 @@ impl TopTalkers {
         let shard = || {
             let mut recorder = Recorder::new(keys, max_bytes / 4 / shards);
             recorder.set_scopes(&scopes(rules));
-            Shard(Mutex::new(recorder))
+            TopShard(Mutex::new(recorder))
         };
         Self {
             keys,
@@ -270,7 +270,7 @@ impl TopTalkers {
         // While `closed` is locked, no worker can move slices to the history.
         let mut closed = self.closed();
         self.collect_into(&mut closed, minute);
-        let view = View {
+        let view = TopView {
             talkers: self,
             history: &closed.history,
             others,
@@ -339,14 +339,14 @@ impl TopTalkers {
     }
 }
 
-impl Shard {
+impl TopShard {
     fn lock(&self) -> MutexGuard<'_, Recorder> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The data that a query reads.
-struct View<'v> {
+struct TopView<'v> {
     talkers: &'v TopTalkers,
     history: &'v History,
     others: &'v OtherServers,
@@ -355,7 +355,7 @@ struct View<'v> {
     mask: &'v KeyMask,
 }
 
-impl View<'_> {
+impl TopView<'_> {
     /// Returns the exact totals over all rules.
     fn total(&self) -> Tally {
         let mut total = Tally::default();

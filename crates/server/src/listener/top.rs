@@ -66,7 +66,7 @@ fn unknown<const N: usize>(accepted: [&str; N], text: &str) -> String {
 pub(super) async fn answer(
     limiter: &Arc<ServerLimiter>,
     query: TopQuery,
-) -> Result<TopList, Failure> {
+) -> Result<TopList, TopFailure> {
     let permit = acquire_permit().await?;
     let others = with_timeout(limiter.top_of_others(&query)).await;
     let others = others.unwrap_or_else(OtherServers::unknown);
@@ -78,7 +78,7 @@ pub(super) async fn answer(
 pub(super) async fn history(
     limiter: &Arc<ServerLimiter>,
     query: HistoryQuery,
-) -> Result<KeyHistory, Failure> {
+) -> Result<KeyHistory, TopFailure> {
     let permit = acquire_permit().await?;
     let others = with_timeout(limiter.history_of_others(&query)).await;
     let others = others.unwrap_or_else(PublishedHistory::unknown);
@@ -87,9 +87,9 @@ pub(super) async fn history(
 }
 
 /// Waits while [`MAX_QUERIES`] other queries are running.
-pub(super) async fn acquire_permit() -> Result<SemaphorePermit<'static>, Failure> {
+pub(super) async fn acquire_permit() -> Result<SemaphorePermit<'static>, TopFailure> {
     let permit = QUERIES.acquire().await;
-    permit.map_err(|_| Failure::ShuttingDown)
+    permit.map_err(|_| TopFailure::ShuttingDown)
 }
 
 /// Waits at most [`REDIS_TIMEOUT`] for `read`, which reads other servers' counts. After the
@@ -105,19 +105,19 @@ pub(super) async fn with_timeout<T>(read: impl Future<Output = T>) -> Result<T, 
 async fn compute<T: Send + 'static>(
     permit: SemaphorePermit<'static>,
     query: impl FnOnce() -> Result<T, TopError> + Send + 'static,
-) -> Result<T, Failure> {
+) -> Result<T, TopFailure> {
     let answered = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         query()
     });
     let answered = answered.await;
-    let answered = answered.map_err(|_| Failure::ShuttingDown)?;
-    answered.map_err(Failure::Top)
+    let answered = answered.map_err(|_| TopFailure::ShuttingDown)?;
+    answered.map_err(TopFailure::Top)
 }
 
 /// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failure {
+pub(super) enum TopFailure {
     #[error(transparent)]
     Top(TopError),
     #[error("the server is shutting down")]

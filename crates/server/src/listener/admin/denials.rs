@@ -72,8 +72,9 @@ pub(super) async fn list(
         since,
         most,
     };
-    let shutting_down =
-        |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
+    let shutting_down = |failure: top::TopFailure| {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string())
+    };
     // Reading other servers' denials takes megabytes of memory and several Redis calls. Therefore
     // the number of concurrent reads is limited, as for top talkers.
     let _permit = top::acquire_permit().await.map_err(shutting_down)?;

@@ -71,7 +71,7 @@ enum Target {
 }
 
 /// A path with its allowed methods.
-struct Endpoint {
+struct AdminEndpoint {
     /// The fixed segments at the start of the path.
     segments: &'static [&'static str],
     target: Target,
@@ -81,20 +81,20 @@ struct Endpoint {
 const fn endpoint(
     segments: &'static [&'static str],
     operations: &'static [(&'static str, Operation)],
-) -> Endpoint {
-    Endpoint {
+) -> AdminEndpoint {
+    AdminEndpoint {
         segments,
         target: Target::None,
         operations,
     }
 }
 
-const ENDPOINTS: &[Endpoint] = &[
+const ENDPOINTS: &[AdminEndpoint] = &[
     endpoint(&["healthz"], &[("GET", Operation::Liveness)]),
     endpoint(&["readyz"], &[("GET", Operation::Readiness)]),
     endpoint(&["metrics"], &[("GET", Operation::Metrics)]),
     endpoint(&["v1", "blocks"], &[("GET", Operation::ListBlocks)]),
-    Endpoint {
+    AdminEndpoint {
         segments: &["v1", "blocks"],
         target: Target::RuleAndKey,
         operations: &[
@@ -113,7 +113,7 @@ const ENDPOINTS: &[Endpoint] = &[
         &["v1", "entry-blocks"],
         &[("GET", Operation::ListEntryBlocks)],
     ),
-    Endpoint {
+    AdminEndpoint {
         segments: &["v1", "entry-blocks"],
         target: Target::Entries,
         operations: &[
@@ -125,7 +125,7 @@ const ENDPOINTS: &[Endpoint] = &[
     endpoint(&["v1", "events"], &[("GET", Operation::FollowEvents)]),
     endpoint(&["v1", "history"], &[("GET", Operation::ShowHistory)]),
     endpoint(&["v1", "explain"], &[("POST", Operation::Explain)]),
-    Endpoint {
+    AdminEndpoint {
         segments: &["v1", "keys"],
         target: Target::RuleAndKey,
         operations: &[
@@ -134,7 +134,7 @@ const ENDPOINTS: &[Endpoint] = &[
         ],
     },
     endpoint(&["v1", "overrides"], &[("GET", Operation::ListOverrides)]),
-    Endpoint {
+    AdminEndpoint {
         segments: &["v1", "overrides"],
         target: Target::RuleAndKey,
         operations: &[
@@ -150,7 +150,7 @@ const ENDPOINTS: &[Endpoint] = &[
         &[("POST", Operation::PreviewRules)],
     ),
     endpoint(&["v1", "status"], &[("GET", Operation::ShowStatus)]),
-    Endpoint {
+    AdminEndpoint {
         segments: &["v1", "throttles"],
         target: Target::Key,
         operations: &[("DELETE", Operation::ResetThrottle)],

@@ -39,7 +39,7 @@ const DEFAULT_ON_PAGE: usize = 100;
 const MAX_IPV6_PREFIX: u8 = 128;
 
 /// The parsed body of a request to set a block.
-struct BlockRequest {
+struct EntryBlockRequest {
     new: EntryBlock,
     spelling: Spelling,
     /// Whether the new block is allowed to end earlier than the current block.
@@ -66,7 +66,7 @@ pub(super) async fn list(
     });
     let page = page.await?.ok_or_else(invalid_position)?;
     let rules = limiter.rules();
-    let view = View::new(limiter, &rules);
+    let view = EntryBlockView::new(limiter, &rules);
     let listed = page.blocks.iter();
     let documents: Vec<Value> = listed
         .map(|(target, block)| view.document(target, block))
@@ -90,7 +90,7 @@ pub(super) fn show(
     let found = found.filter(|block| block.is_unexpired(limiter.now()));
     let found = found.ok_or_else(none)?;
     let rules = limiter.rules();
-    let document = View::new(limiter, &rules).document(&target, &found);
+    let document = EntryBlockView::new(limiter, &rules).document(&target, &found);
     Ok(json(StatusCode::OK, &document))
 }
 
@@ -104,7 +104,7 @@ pub(super) async fn put(
     let limiter = auditor.limiter();
     let (rules, now) = (limiter.rules(), limiter.now());
     let target = target(path, query)?;
-    let BlockRequest {
+    let EntryBlockRequest {
         mut new,
         spelling,
         may_shorten,
@@ -131,7 +131,7 @@ pub(super) async fn put(
     let replaced = limiter.set_entry_block(&target, new.clone()).await;
     let replaced = replaced.map_err(change_problem)?;
     let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
-    let view = View::new(limiter, &rules);
+    let view = EntryBlockView::new(limiter, &rules);
     let mut document = view.document(&target, &new);
     let before = replaced
         .as_ref()
@@ -181,7 +181,7 @@ pub(super) async fn lift(
     let removed = removed.filter(|block| block.is_unexpired(limiter.now()));
     let removed = removed.ok_or_else(none)?;
     let rules = limiter.rules();
-    let before = View::new(limiter, &rules).end_and_reason(&removed);
+    let before = EntryBlockView::new(limiter, &rules).end_and_reason(&removed);
     let change = json!({"before": before, "after": null});
     record(auditor, EventType::BlockLifted, &target, change);
     let mut document = target_document(&target, &KeyMask::plain());
@@ -198,7 +198,7 @@ pub(super) fn denying(
     mask: &KeyMask,
 ) -> Value {
     let rules = limiter.rules();
-    let view = View::new(limiter, &rules);
+    let view = EntryBlockView::new(limiter, &rules);
     let mut document = target_document(target, mask);
     extend(&mut document, view.end_and_reason(block));
     document["persistent"] = view.is_persistent.into();
@@ -314,7 +314,7 @@ fn refuse_shorter(current: &EntryBlock, new: &EntryBlock) -> Result<(), Problem>
     Err(Problem::new(StatusCode::CONFLICT, detail))
 }
 
-fn read(members: &Members<'_>, now: Timestamp) -> Result<BlockRequest, Problem> {
+fn read(members: &Members<'_>, now: Timestamp) -> Result<EntryBlockRequest, Problem> {
     let (mut end, mut reason) = (RequestedEnd::default(), "");
     let mut spelling = Spelling::Normalized;
     let (mut may_shorten, mut may_be_wide) = (false, false);
@@ -351,7 +351,7 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<BlockRequest, Problem> 
         let problem = "is missing; give a duration such as \"1h\", or \"forever\"";
         return Err(Problem::bad("for", problem));
     }
-    Ok(BlockRequest {
+    Ok(EntryBlockRequest {
         new: EntryBlock {
             until: end.until(),
             reason: reason.into(),
@@ -397,13 +397,13 @@ fn extend(document: &mut Value, members: Value) {
 }
 
 /// The context for serialising blocks.
-struct View<'a> {
+struct EntryBlockView<'a> {
     rules: &'a RuleSet,
     now: Timestamp,
     is_persistent: bool,
 }
 
-impl<'a> View<'a> {
+impl<'a> EntryBlockView<'a> {
     fn new(limiter: &ServerLimiter, rules: &'a RuleSet) -> Self {
         Self {
             rules,

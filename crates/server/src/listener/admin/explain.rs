@@ -56,7 +56,7 @@ pub(super) async fn explain(
         ExplainError::Request(error) => Problem::from(error),
         ExplainError::Store(error) => store_problem(error),
     })?;
-    let view = View {
+    let view = ExplanationView {
         limiter,
         rules: &rules,
         request: &request,
@@ -107,14 +107,14 @@ fn unknown_entries(request: &Request<'_>, rules: &RuleSet) -> Option<String> {
 }
 
 /// The context for serialising an explanation.
-struct View<'a> {
+struct ExplanationView<'a> {
     limiter: &'a ServerLimiter,
     rules: &'a RuleSet,
     request: &'a Request<'a>,
     explanation: &'a Explanation<'a>,
 }
 
-impl View<'_> {
+impl ExplanationView<'_> {
     /// Serialises the explanation. Lists every rule that applies, and up to `most` rules that do
     /// not apply. If `only` is given, lists only the rule with that name.
     fn document(&self, only: Option<&str>, most: usize) -> Value {

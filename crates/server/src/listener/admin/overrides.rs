@@ -70,7 +70,7 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
     };
     let page = limiter.list_overrides(&rules, filter);
     let page = page.ok_or_else(invalid_position)?;
-    let view = View::new(limiter);
+    let view = OverrideView::new(limiter);
     let listed = page.overrides.iter();
     let documents: Vec<Value> = listed.map(|listed| view.document(listed)).collect();
     let document = json!({
@@ -104,7 +104,10 @@ pub(super) fn show(limiter: &ServerLimiter, target: KeyTarget<'_>) -> Result<Ans
         target: of,
         found,
     };
-    Ok(json(StatusCode::OK, &View::new(limiter).document(&listed)))
+    Ok(json(
+        StatusCode::OK,
+        &OverrideView::new(limiter).document(&listed),
+    ))
 }
 
 /// Serves `PUT /v1/overrides/{rule}/{key}`.
@@ -140,7 +143,7 @@ pub(super) async fn put(
         .as_ref()
         .map(|replaced| replaced.replacement.clone())
         .or(former);
-    let view = View::new(limiter);
+    let view = OverrideView::new(limiter);
     let mut document = view.document(&ListedOverride {
         rule: rule.name().into(),
         target: of,
@@ -265,7 +268,7 @@ pub(super) async fn remove(
         let rule = find_rule(limiter, &rules, target)?;
         return Err(none(limiter, &rule, target));
     };
-    let before = View::new(limiter).change(&removed);
+    let before = OverrideView::new(limiter).change(&removed);
     let change = json!({"before": before, "after": null});
     auditor.record_key(EventType::OverrideRemoved, target, change);
     Ok(json(
@@ -296,7 +299,7 @@ pub(super) fn document(
     found: &Override,
     inactive: Option<&str>,
 ) -> Value {
-    let mut document = View::new(limiter).change(found);
+    let mut document = OverrideView::new(limiter).change(found);
     if let Some(inactive) = inactive {
         document["inactive"] = inactive.into();
     }
@@ -363,12 +366,12 @@ fn change_problem(error: ChangeOverrideError) -> Problem {
 }
 
 /// The context for serialising overrides.
-struct View {
+struct OverrideView {
     now: Timestamp,
     is_persistent: bool,
 }
 
-impl View {
+impl OverrideView {
     fn new(limiter: &ServerLimiter) -> Self {
         Self {
             now: limiter.now(),

@@ -111,13 +111,13 @@ fn missing_servers(problem: &str) -> String {
     format!("requests of other servers are missing: {problem}")
 }
 
-fn problem(limiter: &ServerLimiter, failure: &top::Failure) -> Problem {
+fn problem(limiter: &ServerLimiter, failure: &top::TopFailure) -> Problem {
     let status = match failure {
-        top::Failure::Top(TopError::UnknownRule(name)) => {
+        top::TopFailure::Top(TopError::UnknownRule(name)) => {
             return no_rule(&limiter.rules(), name, &[]);
         }
-        top::Failure::Top(TopError::Off | TopError::Unlisted(_)) => StatusCode::CONFLICT,
-        top::Failure::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+        top::TopFailure::Top(TopError::Off | TopError::Unlisted(_)) => StatusCode::CONFLICT,
+        top::TopFailure::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
     };
     Problem::new(status, failure.to_string())
 }

@@ -119,7 +119,7 @@ pub fn listen(
     let exempt = listener.identity.exempt();
     let hosts: Arc<[String]> = listener.hosts.into();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
-        let context = ConnectionContext {
+        let context = HttpConnection {
             limiter: Arc::clone(&listener.limiter),
             rate_limits: listener.rate_limits.clone(),
             headers: RefCell::new(headers.clone()),
@@ -145,7 +145,7 @@ pub fn listen(
 
 /// An endpoint that takes a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum HttpEndpoint {
     /// `/v1/check`
     Check,
     /// `/v1/peek`
@@ -196,7 +196,7 @@ type AnswerResult = Result<Answer, Problem>;
 
 /// The context for handling the requests of one connection.
 #[derive(Debug)]
-struct ConnectionContext {
+struct HttpConnection {
     limiter: Arc<ServerLimiter>,
     rate_limits: Option<Arc<RateLimitService>>,
     headers: RefCell<HeaderWriter>,
@@ -210,7 +210,7 @@ struct ConnectionContext {
     close: CloseWatch,
 }
 
-impl ConnectionContext {
+impl HttpConnection {
     fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Answer> {
         let span = match span_name(request.uri().path()) {
             Some(name) => trace::request_span(ListenerKind::Http, name, request.headers()),
@@ -238,12 +238,12 @@ impl ConnectionContext {
         serve::check_host(&request)?;
         self.admit(&request)?;
         let endpoint = match request.uri().path() {
-            "/v1/throttle" => Endpoint::Throttle,
-            "/v1/check" => Endpoint::Check,
-            "/v1/peek" => Endpoint::Peek,
-            "/v1/reserve" => Endpoint::Reserve,
-            "/v1/settle" => Endpoint::Settle,
-            "/v1/renew" => Endpoint::Renew,
+            "/v1/throttle" => HttpEndpoint::Throttle,
+            "/v1/check" => HttpEndpoint::Check,
+            "/v1/peek" => HttpEndpoint::Peek,
+            "/v1/reserve" => HttpEndpoint::Reserve,
+            "/v1/settle" => HttpEndpoint::Settle,
+            "/v1/renew" => HttpEndpoint::Renew,
             _ => return Ok(Either::Right(Box::pin(self.answer_other(request)))),
         };
         if request.method() != Method::POST {
@@ -257,7 +257,7 @@ impl ConnectionContext {
         })))
     }
 
-    /// Answers a request to a path that is not an [`Endpoint`].
+    /// Answers a request to a path that is not an [`HttpEndpoint`].
     async fn answer_other(&self, request: Request<Incoming>) -> AnswerResult {
         match (request.uri().path(), &self.rate_limits) {
             ("/v1/authorize", _) => authorize::authorize(self, &request).await,
@@ -336,19 +336,19 @@ impl ConnectionContext {
 
     async fn answer_body(
         &self,
-        endpoint: Endpoint,
+        endpoint: HttpEndpoint,
         headers: &HeaderMap,
         body: &[u8],
     ) -> AnswerResult {
         match endpoint {
-            Endpoint::Check => check::check(self, body, Effect::Charge).await,
-            Endpoint::Peek => check::check(self, body, Effect::Peek).await,
-            Endpoint::Throttle => throttle::throttle(self, body).await,
-            Endpoint::Reserve => reserve::reserve(self, body).await,
+            HttpEndpoint::Check => check::check(self, body, Effect::Charge).await,
+            HttpEndpoint::Peek => check::check(self, body, Effect::Peek).await,
+            HttpEndpoint::Throttle => throttle::throttle(self, body).await,
+            HttpEndpoint::Reserve => reserve::reserve(self, body).await,
             // The futures are boxed because they are large and because these requests are rarer
             // than checks.
-            Endpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
-            Endpoint::Renew => Box::pin(reserve::renew(self, body)).await,
+            HttpEndpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
+            HttpEndpoint::Renew => Box::pin(reserve::renew(self, body)).await,
         }
     }
 

@@ -15,7 +15,7 @@ use tidegate_net::{
 };
 
 use super::{
-    ConnectionContext,
+    HttpConnection,
     build_limits::build_limits,
     fields::{Field, FieldLocation},
     limit_fields::{is_field, listed, set, unknown},
@@ -55,7 +55,7 @@ struct ThrottleRequest<'j> {
     location: fn(usize) -> FieldLocation,
 }
 
-pub(super) async fn throttle(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
+pub(super) async fn throttle(context: &HttpConnection, body: &[u8]) -> Result<Answer, Problem> {
     let mut members = Members::new();
     let (key, parameters) = match cached(body) {
         Some(cached) => cached,
@@ -104,7 +104,7 @@ fn parse_and_cache<'b>(
 }
 
 async fn answer(
-    context: &ConnectionContext,
+    context: &HttpConnection,
     key: &str,
     parameters: &ThrottleParameters,
     buffers: &mut ThrottleBuffers,

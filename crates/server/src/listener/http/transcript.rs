@@ -13,13 +13,17 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Shutdown, auth::Authenticator, response::Answer};
 use tidegate_tower::{HeaderWriter, Legacy};
 
-use super::{ConnectionContext, Endpoint, close_watch::CloseWatch};
+use super::{HttpConnection, HttpEndpoint, close_watch::CloseWatch};
 
 /// Handles a request to `endpoint` with this body, without a socket. Returns the status and body of
 /// the response. Does not support a Redis-backed limiter.
 #[must_use]
-pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {
-    let context = ConnectionContext {
+pub fn transcript(
+    limiter: &Arc<ServerLimiter>,
+    endpoint: HttpEndpoint,
+    body: &[u8],
+) -> (u16, Vec<u8>) {
+    let context = HttpConnection {
         limiter: Arc::clone(limiter),
         rate_limits: None,
         headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),

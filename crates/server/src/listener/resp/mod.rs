@@ -34,7 +34,7 @@ use tidegate_net::{
     auth::{self, Authenticator},
 };
 
-use self::session::Session;
+use self::session::RespSession;
 
 /// Returns the default bounds of this listener. They equal the general defaults, except for an idle
 /// timeout of one hour: clients' connection pools keep connections open for a long time and do not
@@ -122,7 +122,7 @@ pub fn listen_guarded(
         .show_authenticator(Arc::clone(&authenticator));
     server.listen(socket, bounds, move |stream, connection| {
         let (limiter, tls) = (Arc::clone(&limiter), tls.clone());
-        let session = Session::new(Session::next_id(), connection.peer)
+        let session = RespSession::new(RespSession::next_id(), connection.peer)
             .guarded_by(&authenticator, &username)
             .listing_keys(top);
         async move {
@@ -142,7 +142,7 @@ pub fn listen_guarded(
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, input: &[u8]) -> Vec<u8> {
     let client = std::net::SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 1));
-    let mut session = Session::new(1, client);
+    let mut session = RespSession::new(1, client);
     let mut executor = worker::CommandExecutor::default();
     let (mut at, mut output) = (0, Vec::new());
     loop {

@@ -12,8 +12,8 @@ use tidegate_net::StateFormat;
 
 use super::{
     bounds::{MAX_COMMAND_BYTES, MAX_NAME_BYTES, READ_BYTES},
-    reply::Protocol,
-    session::{Names, Replies, Session},
+    reply::RespVersion,
+    session::{Names, ReplyMode, RespSession},
     transaction::Transaction,
 };
 
@@ -32,18 +32,18 @@ pub(super) struct MovedState {
     pub(super) unread: Vec<u8>,
 }
 
-impl Session {
+impl RespSession {
     /// Returns the state of this session and its connection; `unread` are the bytes that were read
     /// from the connection but not processed.
     pub(super) fn state_to_move(&self, unread: &[u8]) -> Vec<u8> {
         let replies = match self.replies {
-            Replies::On => 0,
-            Replies::Off => 1,
-            Replies::SkipNext => 2,
+            ReplyMode::On => 0,
+            ReplyMode::Off => 1,
+            ReplyMode::SkipNext => 2,
         };
         let mut state = MOVED.header().to_vec();
         state.extend([
-            u8::from(self.protocol == Protocol::Resp3),
+            u8::from(self.protocol == RespVersion::Resp3),
             replies,
             self.database.number(),
             // A session that needed no password may need one in the other process.
@@ -71,17 +71,17 @@ impl Session {
     /// Continues the session with `state`. Returns `None`, and changes nothing, if the state is not
     /// valid.
     pub(super) fn resume(&mut self, state: &[u8]) -> Option<MovedState> {
-        let mut input = Input(MOVED.strip(state)?);
+        let mut input = StateReader(MOVED.strip(state)?);
         let [protocol, replies, database, is_authenticated] = input.array()?;
         let protocol = match protocol {
-            0 => Protocol::Resp2,
-            1 => Protocol::Resp3,
+            0 => RespVersion::Resp2,
+            1 => RespVersion::Resp3,
             _ => return None,
         };
         let replies = match replies {
-            0 => Replies::On,
-            1 => Replies::Off,
-            2 => Replies::SkipNext,
+            0 => ReplyMode::On,
+            1 => ReplyMode::Off,
+            2 => ReplyMode::SkipNext,
             _ => return None,
         };
         let database = Database::new(database.into())?;
@@ -132,9 +132,9 @@ fn put(state: &mut Vec<u8>, bytes: &[u8]) {
     state.extend(bytes);
 }
 
-struct Input<'b>(&'b [u8]);
+struct StateReader<'b>(&'b [u8]);
 
-impl Input<'_> {
+impl StateReader<'_> {
     fn array<const LENGTH: usize>(&mut self) -> Option<[u8; LENGTH]> {
         let (array, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -156,15 +156,15 @@ mod tests {
 
     use super::*;
 
-    fn session() -> Session {
-        Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
+    fn session() -> RespSession {
+        RespSession::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)))
     }
 
     fn moved() -> Vec<u8> {
         let mut session = session();
         session.id = 7_000;
-        session.protocol = Protocol::Resp3;
-        session.replies = Replies::SkipNext;
+        session.protocol = RespVersion::Resp3;
+        session.replies = ReplyMode::SkipNext;
         session.database = Database::new(3).unwrap();
         session.names_mut().library = b"redis-py".to_vec();
         let queued = b"*1\r\n$4\r\nPING\r\n".to_vec();
@@ -180,13 +180,13 @@ mod tests {
         assert_eq!(unread, b"*1\r\n$4");
         assert_eq!(
             (resumed.id, resumed.protocol, resumed.replies),
-            (7_000, Protocol::Resp3, Replies::SkipNext)
+            (7_000, RespVersion::Resp3, ReplyMode::SkipNext)
         );
         assert_eq!(resumed.database.number(), 3);
         assert_eq!(resumed.names.as_ref().unwrap().library, b"redis-py");
         let (count, queued, is_spoilt) = resumed.transaction.as_ref().unwrap().parts();
         assert_eq!((count, queued.len(), is_spoilt), (1, 14, false));
-        assert!(Session::next_id() > 7_000);
+        assert!(RespSession::next_id() > 7_000);
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::{fmt, io::Write};
 
 /// The protocol version that a client has negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum RespVersion {
     #[default]
     Resp2,
     Resp3,
 }
 
-impl Protocol {
+impl RespVersion {
     pub(super) fn number(self) -> i64 {
         match self {
             Self::Resp2 => 2,
@@ -23,7 +23,7 @@ impl Protocol {
 #[derive(Debug)]
 pub(super) struct Reply<'o> {
     pub(super) out: &'o mut Vec<u8>,
-    pub(super) protocol: Protocol,
+    pub(super) protocol: RespVersion,
 }
 
 impl Reply<'_> {
@@ -70,8 +70,8 @@ impl Reply<'_> {
     /// Writes human-readable text, as a verbatim string in RESP3 and as a bulk string in RESP2.
     pub(super) fn verbatim(&mut self, text: &str) {
         match self.protocol {
-            Protocol::Resp2 => self.bulk(text.as_bytes()),
-            Protocol::Resp3 => {
+            RespVersion::Resp2 => self.bulk(text.as_bytes()),
+            RespVersion::Resp3 => {
                 self.length(b'=', text.len() + 4);
                 self.out.extend_from_slice(b"txt:");
                 self.out.extend_from_slice(text.as_bytes());
@@ -82,8 +82,8 @@ impl Reply<'_> {
 
     pub(super) fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
-            Protocol::Resp2 => b"$-1\r\n",
-            Protocol::Resp3 => b"_\r\n",
+            RespVersion::Resp2 => b"$-1\r\n",
+            RespVersion::Resp3 => b"_\r\n",
         });
     }
 
@@ -95,24 +95,24 @@ impl Reply<'_> {
     /// Writes a null array.
     pub(super) fn null_array(&mut self) {
         self.out.extend_from_slice(match self.protocol {
-            Protocol::Resp2 => b"*-1\r\n",
-            Protocol::Resp3 => b"_\r\n",
+            RespVersion::Resp2 => b"*-1\r\n",
+            RespVersion::Resp3 => b"_\r\n",
         });
     }
 
     /// Writes the header of a map. The caller must then write `pairs` keys and values.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.protocol {
-            Protocol::Resp2 => self.length(b'*', pairs * 2),
-            Protocol::Resp3 => self.length(b'%', pairs),
+            RespVersion::Resp2 => self.length(b'*', pairs * 2),
+            RespVersion::Resp3 => self.length(b'%', pairs),
         }
     }
 
     /// Writes `words` as a set of simple strings.
     pub(super) fn words(&mut self, words: &[&str]) {
         match self.protocol {
-            Protocol::Resp2 => self.length(b'*', words.len()),
-            Protocol::Resp3 => self.length(b'~', words.len()),
+            RespVersion::Resp2 => self.length(b'*', words.len()),
+            RespVersion::Resp3 => self.length(b'~', words.len()),
         }
         for word in words {
             self.simple(word);

@@ -11,7 +11,7 @@ use std::{
 use tidegate_limiter::Database;
 use tidegate_net::auth::{self, AuthOutcome, Authenticator};
 
-use super::{reply::Protocol, transaction::Transaction};
+use super::{reply::RespVersion, transaction::Transaction};
 
 /// The default user name, for clients that send none.
 pub(super) const DEFAULT_USER: &str = "default";
@@ -21,11 +21,11 @@ static LAST_ID: AtomicU64 = AtomicU64::new(0);
 
 /// The part of a connection's state that commands can read and change.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct RespSession {
     pub(super) id: u64,
     pub(super) peer: SocketAddr,
-    pub(super) protocol: Protocol,
-    pub(super) replies: Replies,
+    pub(super) protocol: RespVersion,
+    pub(super) replies: ReplyMode,
     /// The selected database. The keys of limits that are sent with commands are separate for each
     /// database.
     pub(super) database: Database,
@@ -51,7 +51,7 @@ pub(super) struct Names {
 
 /// The mode set by `CLIENT REPLY`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Replies {
+pub(super) enum ReplyMode {
     #[default]
     On,
     Off,
@@ -70,14 +70,14 @@ pub(super) enum CloseAfterReply {
     Broken,
 }
 
-impl Session {
+impl RespSession {
     /// Creates the state of a new connection that needs no authentication.
     pub(super) fn new(id: u64, peer: SocketAddr) -> Self {
         Self {
             id,
             peer,
-            protocol: Protocol::default(),
-            replies: Replies::default(),
+            protocol: RespVersion::default(),
+            replies: ReplyMode::default(),
             database: Database::default(),
             close: CloseAfterReply::default(),
             names: None,
@@ -157,8 +157,8 @@ impl Session {
 
     /// Resets the state of the connection, except for its identity.
     pub(super) fn reset(&mut self) {
-        self.protocol = Protocol::default();
-        self.replies = Replies::default();
+        self.protocol = RespVersion::default();
+        self.replies = ReplyMode::default();
         self.database = Database::default();
         self.names = None;
         self.is_authenticated = self.is_open();

@@ -14,7 +14,7 @@ use super::{
     parse::Parser,
     pending::PendingBatch,
     reply::Reply,
-    session::{CloseAfterReply, Replies, Session},
+    session::{CloseAfterReply, ReplyMode, RespSession},
 };
 
 /// A worker's buffers for commands and replies.
@@ -31,7 +31,7 @@ pub(super) struct CommandExecutor {
 
 /// How far a batch has been handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct BatchProgress {
     /// The number of input bytes that have been consumed.
     pub(super) used: usize,
     /// Whether the remaining input may contain complete commands, because the batch stopped at
@@ -39,7 +39,7 @@ pub(super) struct Progress {
     pub(super) more: bool,
 }
 
-impl Progress {
+impl BatchProgress {
     /// Marks all of `input` as consumed.
     fn all(input: &[u8]) -> Self {
         Self {
@@ -55,9 +55,9 @@ impl CommandExecutor {
     pub(super) fn answer(
         &mut self,
         limiter: &ServerLimiter,
-        session: &mut Session,
+        session: &mut RespSession,
         input: &[u8],
-    ) -> Progress {
+    ) -> BatchProgress {
         // The buffers are cleared first, because after a panic, they may still contain replies for
         // another connection.
         self.output.clear();
@@ -67,7 +67,7 @@ impl CommandExecutor {
         while has_room(&self.output, &self.pending) {
             let rest = &input[used..];
             let parsed = match self.parser.parse(rest) {
-                Ok(0) => return Progress { used, more: false },
+                Ok(0) => return BatchProgress { used, more: false },
                 Ok(parsed) => parsed,
                 Err(error) => {
                     let mut reply = Reply {
@@ -77,7 +77,7 @@ impl CommandExecutor {
                     reply.error(format_args!("ERR Protocol error: {error}"));
                     limiter.metrics().count_bad_request(ListenerKind::Resp);
                     session.close = CloseAfterReply::Broken;
-                    return Progress::all(input);
+                    return BatchProgress::all(input);
                 }
             };
             let commands = (0..parsed).filter_map(|index| self.parser.command(index, rest));
@@ -102,14 +102,14 @@ impl CommandExecutor {
                 execute(context, arguments, &mut self.output);
                 used = start + end;
                 if session.close != CloseAfterReply::No {
-                    return Progress::all(input);
+                    return BatchProgress::all(input);
                 }
                 if !has_room(&self.output, &self.pending) {
                     break;
                 }
             }
         }
-        Progress { used, more: true }
+        BatchProgress { used, more: true }
     }
 
     /// Takes the pending decisions, together with the replies that have been written so far.
@@ -140,13 +140,13 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     // The command itself may be `CLIENT REPLY`, so the mode before the command and the mode after
     // the command determine whether the reply is discarded.
     let muted = match (before, *after) {
-        (_, Replies::Off) => true,
-        (Replies::SkipNext, _) => {
-            *after = Replies::On;
+        (_, ReplyMode::Off) => true,
+        (ReplyMode::SkipNext, _) => {
+            *after = ReplyMode::On;
             true
         }
-        (_, Replies::SkipNext) => true,
-        (Replies::On | Replies::Off, Replies::On) => false,
+        (_, ReplyMode::SkipNext) => true,
+        (ReplyMode::On | ReplyMode::Off, ReplyMode::On) => false,
     };
     if muted {
         out.truncate(start);

@@ -28,7 +28,7 @@ use tidegate_tower::HeaderWriter;
 
 use super::{
     super::http::status,
-    frame::{Actions, Disconnect, Frame, MALFORMED, Reader, Value, put_ack},
+    frame::{Actions, Disconnect, Frame, MALFORMED, Reader, SpopValue, put_ack},
 };
 
 /// The name of the argument that sets the request's cost.
@@ -36,15 +36,15 @@ const COST: &str = "cost";
 
 /// The arguments of all messages in a NOTIFY.
 #[derive(Debug)]
-struct Arguments<'b> {
+struct SpopArguments<'b> {
     /// The entries. At most [`MAX_ENTRIES`] + 1 entries are kept.
     entries: Vec<(Cow<'b, str>, Cow<'b, str>)>,
-    cost: Option<Value<'b>>,
+    cost: Option<SpopValue<'b>>,
     /// Whether the messages contain different costs.
     has_two_costs: bool,
 }
 
-impl<'b> Arguments<'b> {
+impl<'b> SpopArguments<'b> {
     /// Decodes the list of messages in `payload`.
     fn read(payload: &'b [u8]) -> Option<Self> {
         let mut arguments = Self {
@@ -64,11 +64,11 @@ impl<'b> Arguments<'b> {
         Some(arguments)
     }
 
-    fn add(&mut self, name: Cow<'b, str>, value: Value<'b>) {
+    fn add(&mut self, name: Cow<'b, str>, value: SpopValue<'b>) {
         if name == COST {
-            let other = self.cost.filter(|_| value != Value::Null);
+            let other = self.cost.filter(|_| value != SpopValue::Null);
             self.has_two_costs |= other.is_some_and(|other| text(other) != text(value));
-            if value != Value::Null {
+            if value != SpopValue::Null {
                 self.cost = Some(value);
             }
             return;
@@ -94,10 +94,10 @@ impl<'b> Arguments<'b> {
             return Err(RequestError::new(COST, "has several different values"));
         }
         let count = match self.cost {
-            None | Some(Value::Null) => return Ok(Cost::ONE),
-            Some(Value::Unsigned(number)) => Some(number),
-            Some(Value::Signed(number)) => u64::try_from(number).ok(),
-            Some(Value::Bytes(text)) => std::str::from_utf8(text)
+            None | Some(SpopValue::Null) => return Ok(Cost::ONE),
+            Some(SpopValue::Unsigned(number)) => Some(number),
+            Some(SpopValue::Signed(number)) => u64::try_from(number).ok(),
+            Some(SpopValue::Bytes(text)) => std::str::from_utf8(text)
                 .ok()
                 .and_then(|text| text.parse().ok()),
             Some(_) => None,
@@ -111,16 +111,16 @@ impl<'b> Arguments<'b> {
 }
 
 /// Converts a value to a string; returns `None` if the value is absent or empty.
-fn text(value: Value<'_>) -> Option<Cow<'_, str>> {
+fn text(value: SpopValue<'_>) -> Option<Cow<'_, str>> {
     Some(match value {
-        Value::Null | Value::Bytes(b"") => return None,
-        Value::Bool(is_true) => Cow::Borrowed(if is_true { "true" } else { "false" }),
-        Value::Signed(number) => number.to_string().into(),
-        Value::Unsigned(number) => number.to_string().into(),
-        Value::Ip(ip) => ip.to_string().into(),
+        SpopValue::Null | SpopValue::Bytes(b"") => return None,
+        SpopValue::Bool(is_true) => Cow::Borrowed(if is_true { "true" } else { "false" }),
+        SpopValue::Signed(number) => number.to_string().into(),
+        SpopValue::Unsigned(number) => number.to_string().into(),
+        SpopValue::Ip(ip) => ip.to_string().into(),
         // A client may send any bytes. Invalid UTF-8 is replaced with U+FFFD, because an entry must
         // be a valid string.
-        Value::Bytes(bytes) => String::from_utf8_lossy(bytes),
+        SpopValue::Bytes(bytes) => String::from_utf8_lossy(bytes),
     })
 }
 
@@ -131,7 +131,7 @@ pub(super) async fn answer(
     notify: &Frame<'_>,
     max_frame_bytes: usize,
 ) -> Result<Vec<u8>, Disconnect> {
-    let arguments = Arguments::read(notify.payload).ok_or(MALFORMED)?;
+    let arguments = SpopArguments::read(notify.payload).ok_or(MALFORMED)?;
     let mut out = Vec::new();
     let rules = limiter.rules();
     let decided = with_scratch(async |scratch| {
@@ -205,17 +205,20 @@ fn set_verdict(
     let leading = verdict.leading().map(|line| &line.outcome);
     let retry_after = headers.get(RETRY_AFTER).and_then(|value| {
         let text = value.to_str().ok()?;
-        text.parse().ok().map(Value::Unsigned)
+        text.parse().ok().map(SpopValue::Unsigned)
     });
-    actions.set("allowed", Value::Bool(verdict.allowed));
-    actions.set("status", Value::Unsigned(status(verdict).as_u16().into()));
-    let bytes = |text: &'static str| Value::Bytes(text.as_bytes());
+    actions.set("allowed", SpopValue::Bool(verdict.allowed));
+    actions.set(
+        "status",
+        SpopValue::Unsigned(status(verdict).as_u16().into()),
+    );
+    let bytes = |text: &'static str| SpopValue::Bytes(text.as_bytes());
     let values = [
         retry_after,
-        leading.map(|outcome| Value::Unsigned(outcome.remaining)),
-        leading.map(|outcome| Value::Unsigned(outcome.limit)),
+        leading.map(|outcome| SpopValue::Unsigned(outcome.remaining)),
+        leading.map(|outcome| SpopValue::Unsigned(outcome.limit)),
         verdict.reason.map(|reason| bytes(reason.as_str())),
-        verdict.rule.map(|rule| Value::Bytes(rule.as_bytes())),
+        verdict.rule.map(|rule| SpopValue::Bytes(rule.as_bytes())),
         None,
     ];
     for (name, value) in OPTIONAL.into_iter().zip(values) {
@@ -225,7 +228,7 @@ fn set_verdict(
         }
     }
     for (name, value) in headers.iter().filter(|(name, _)| *name != RETRY_AFTER) {
-        actions.set(&variable(name), Value::Bytes(value.as_bytes()));
+        actions.set(&variable(name), SpopValue::Bytes(value.as_bytes()));
     }
     let is_set = |field: &str| headers.keys().any(|name| variable(name) == field);
     for field in FIELDS.into_iter().filter(|field| !is_set(field)) {
@@ -240,12 +243,12 @@ fn variable(name: &HeaderName) -> String {
 
 /// Sets the variables that deny an invalid request.
 fn set_problem(actions: &mut Actions<'_>, problem: &str) {
-    actions.set("allowed", Value::Bool(false));
-    actions.set("status", Value::Unsigned(400));
+    actions.set("allowed", SpopValue::Bool(false));
+    actions.set("status", SpopValue::Unsigned(400));
     for name in OPTIONAL.into_iter().chain(FIELDS) {
         if name != "problem" {
             actions.unset(name);
         }
     }
-    actions.set("problem", Value::Bytes(problem.as_bytes()));
+    actions.set("problem", SpopValue::Bytes(problem.as_bytes()));
 }

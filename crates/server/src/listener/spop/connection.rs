@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use super::{
     bounds::{MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
     frame::{NORMAL, put_disconnect},
-    session::{Next, Progress, Session},
+    session::{Next, SpopProgress, SpopSession},
 };
 
 thread_local! {
@@ -33,7 +33,7 @@ thread_local! {
 /// Serves one connection from HAProxy until either side closes it, or until it is handed over to
 /// another process.
 pub(super) async fn serve<S>(
-    mut session: Session,
+    mut session: SpopSession,
     stream: S,
     mut connection: Connection,
     limiter: &ServerLimiter,
@@ -47,7 +47,7 @@ pub(super) async fn serve<S>(
         write: WriteTimeout::Drain(bounds.write),
     };
     let mut stream = TimedStream::new(stream, timeouts);
-    let mut input = Input::default();
+    let mut input = FrameBuffer::default();
     if let Some(state) = connection.handover.resumed.take() {
         let Some(unread) = session.resume(&state) else {
             return connection.log_unknown_state();
@@ -78,9 +78,9 @@ pub(super) async fn serve<S>(
 
 /// The state of an SPOP connection's loop: its session, its stream and its buffered input.
 struct ConnectionLoop<'c, S> {
-    session: &'c mut Session,
+    session: &'c mut SpopSession,
     stream: &'c mut TimedStream<S>,
-    input: &'c mut Input,
+    input: &'c mut FrameBuffer,
     connection: &'c Connection,
     /// The guard of a connection that can be handed over to another process.
     movable: Option<&'c MovableConnection>,
@@ -118,7 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionLoop<'_, S> {
     }
 
     /// Answers the complete frames of the input, and writes the answers.
-    async fn answer_frames(&mut self, limiter: &ServerLimiter) -> io::Result<Progress> {
+    async fn answer_frames(&mut self, limiter: &ServerLimiter) -> io::Result<SpopProgress> {
         let mut out = Vec::new();
         let progress = {
             let _in_flight = self.connection.activity.begin();
@@ -183,13 +183,13 @@ async fn disconnect(stream: &mut (impl AsyncWrite + Unpin)) -> io::Result<Connec
 
 /// The received bytes that belong to frames without an answer yet.
 #[derive(Debug, Default)]
-struct Input {
+struct FrameBuffer {
     bytes: Vec<u8>,
     /// The memory of this connection that is counted in [`HELD_BYTES`].
     counted: usize,
 }
 
-impl Input {
+impl FrameBuffer {
     /// Reads once. Returns the number of bytes read, which is 0 at the end of the stream.
     async fn read(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
         poll_fn(|cx| {
@@ -227,7 +227,7 @@ impl Input {
     }
 }
 
-impl Drop for Input {
+impl Drop for FrameBuffer {
     fn drop(&mut self) {
         HELD_BYTES.set(HELD_BYTES.get() - self.counted);
     }

@@ -124,7 +124,7 @@ impl<'b> Frame<'b> {
 
 /// A typed value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Value<'b> {
+pub(super) enum SpopValue<'b> {
     Null,
     Bool(bool),
     Signed(i64),
@@ -187,17 +187,17 @@ impl<'b> Reader<'b> {
         Some(bytes)
     }
 
-    pub(super) fn value(&mut self) -> Option<Value<'b>> {
+    pub(super) fn value(&mut self) -> Option<SpopValue<'b>> {
         let kind = self.byte()?;
         Some(match kind & 0x0f {
-            0 => Value::Null,
+            0 => SpopValue::Null,
             // A boolean is stored in the flag bits of its type byte.
-            1 => Value::Bool(kind & 0x10 != 0),
-            2 | 4 => Value::Signed(self.number()?.cast_signed()),
-            3 | 5 => Value::Unsigned(self.number()?),
-            6 => Value::Ip(Ipv4Addr::from(*self.chunk::<4>()?).into()),
-            7 => Value::Ip(Ipv6Addr::from(*self.chunk::<16>()?).into()),
-            8 | 9 => Value::Bytes(self.bytes()?),
+            1 => SpopValue::Bool(kind & 0x10 != 0),
+            2 | 4 => SpopValue::Signed(self.number()?.cast_signed()),
+            3 | 5 => SpopValue::Unsigned(self.number()?),
+            6 => SpopValue::Ip(Ipv4Addr::from(*self.chunk::<4>()?).into()),
+            7 => SpopValue::Ip(Ipv6Addr::from(*self.chunk::<16>()?).into()),
+            8 | 9 => SpopValue::Bytes(self.bytes()?),
             _ => return None,
         })
     }
@@ -225,27 +225,27 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-fn put_value(out: &mut Vec<u8>, value: Value<'_>) {
+fn put_value(out: &mut Vec<u8>, value: SpopValue<'_>) {
     match value {
-        Value::Null => out.push(0),
-        Value::Bool(is_true) => out.push(if is_true { 0x11 } else { 0x01 }),
-        Value::Signed(number) => {
+        SpopValue::Null => out.push(0),
+        SpopValue::Bool(is_true) => out.push(if is_true { 0x11 } else { 0x01 }),
+        SpopValue::Signed(number) => {
             out.push(4);
             put_number(out, number.cast_unsigned());
         }
-        Value::Unsigned(number) => {
+        SpopValue::Unsigned(number) => {
             out.push(5);
             put_number(out, number);
         }
-        Value::Ip(IpAddr::V4(ip)) => {
+        SpopValue::Ip(IpAddr::V4(ip)) => {
             out.push(6);
             out.extend_from_slice(&ip.octets());
         }
-        Value::Ip(IpAddr::V6(ip)) => {
+        SpopValue::Ip(IpAddr::V6(ip)) => {
             out.push(7);
             out.extend_from_slice(&ip.octets());
         }
-        Value::Bytes(bytes) => {
+        SpopValue::Bytes(bytes) => {
             out.push(8);
             put_bytes(out, bytes);
         }
@@ -266,7 +266,7 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, id: FrameId, payload: impl FnOnce(&mut
     out[start..start + PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
 }
 
-fn put_pairs(out: &mut Vec<u8>, pairs: &[(&str, Value<'_>)]) {
+fn put_pairs(out: &mut Vec<u8>, pairs: &[(&str, SpopValue<'_>)]) {
     for (name, value) in pairs {
         put_bytes(out, name.as_bytes());
         put_value(out, *value);
@@ -276,8 +276,8 @@ fn put_pairs(out: &mut Vec<u8>, pairs: &[(&str, Value<'_>)]) {
 /// Appends an AGENT-HELLO frame with this maximum frame length.
 pub(super) fn put_hello(out: &mut Vec<u8>, max_frame_bytes: u32, capabilities: &str) {
     let pairs = [
-        ("version", Value::Bytes(b"2.0")),
-        ("capabilities", Value::Bytes(capabilities.as_bytes())),
+        ("version", SpopValue::Bytes(b"2.0")),
+        ("capabilities", SpopValue::Bytes(capabilities.as_bytes())),
     ];
     put_frame(out, AGENT_HELLO, FrameId::default(), |out| {
         put_pairs(out, &pairs);
@@ -291,7 +291,10 @@ pub(super) fn put_disconnect(out: &mut Vec<u8>, reason: Disconnect) {
     put_frame(out, AGENT_DISCONNECT, FrameId::default(), |out| {
         put_bytes(out, b"status-code");
         put_number_32(out, reason.status);
-        put_pairs(out, &[("message", Value::Bytes(reason.message.as_bytes()))]);
+        put_pairs(
+            out,
+            &[("message", SpopValue::Bytes(reason.message.as_bytes()))],
+        );
     });
 }
 
@@ -315,7 +318,7 @@ const TRANSACTION: u8 = 2;
 
 impl Actions<'_> {
     /// Sets the variable `name`. An action that does not fit into the frame is left out.
-    pub(super) fn set(&mut self, name: &str, value: Value<'_>) {
+    pub(super) fn set(&mut self, name: &str, value: SpopValue<'_>) {
         self.put(&[1, 3, TRANSACTION], name, |out| put_value(out, value));
     }
 
@@ -390,15 +393,15 @@ mod tests {
         }
     }
 
-    fn any_value() -> impl Strategy<Value = Value<'static>> {
+    fn any_value() -> impl Strategy<Value = SpopValue<'static>> {
         prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::Bool),
-            any::<i64>().prop_map(Value::Signed),
-            any::<u64>().prop_map(Value::Unsigned),
-            any::<IpAddr>().prop_map(Value::Ip),
+            Just(SpopValue::Null),
+            any::<bool>().prop_map(SpopValue::Bool),
+            any::<i64>().prop_map(SpopValue::Signed),
+            any::<u64>().prop_map(SpopValue::Unsigned),
+            any::<IpAddr>().prop_map(SpopValue::Ip),
             prop::sample::select(vec![&b""[..], b"a", b"\xff\0", &[b'x'; 300]])
-                .prop_map(Value::Bytes),
+                .prop_map(SpopValue::Bytes),
         ]
     }
 
@@ -433,9 +436,9 @@ mod tests {
     fn an_ack_never_exceeds_the_maximum_of_the_peer() {
         let mut out = b"before".to_vec();
         put_ack(&mut out, FrameId::default(), 256, |actions| {
-            actions.set("allowed", Value::Bool(true));
-            actions.set("rule", Value::Bytes(&[b'x'; 300]));
-            actions.set("status", Value::Unsigned(200));
+            actions.set("allowed", SpopValue::Bool(true));
+            actions.set("rule", SpopValue::Bytes(&[b'x'; 300]));
+            actions.set("status", SpopValue::Unsigned(200));
         });
         let ack = &out[6..];
         let (frame, length) = Frame::first(ack, 256).unwrap().unwrap();

@@ -21,7 +21,7 @@ use tidegate_config::Headers;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server, Tls};
 
-use self::session::Session;
+use self::session::SpopSession;
 
 /// The dependencies and settings of the SPOP listener.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub fn listen(
     server.listen(socket, bounds, move |stream, connection| {
         let context = Arc::clone(&context);
         async move {
-            let session = Session::new(context.headers.writer());
+            let session = SpopSession::new(context.headers.writer());
             let Some(tls) = connection.tls_to_accept(context.tls.as_ref()) else {
                 return connection::serve(session, stream, connection, &context.limiter).await;
             };
@@ -69,7 +69,7 @@ pub fn transcript(limiter: &ServerLimiter, headers: Headers, input: &[u8]) -> Ve
 
     use self::session::Next;
 
-    let mut session = Session::new(headers.writer());
+    let mut session = SpopSession::new(headers.writer());
     let (mut at, mut output) = (0, Vec::new());
     loop {
         let mut out = Vec::new();

@@ -11,7 +11,7 @@ use super::{
     frame::{
         Disconnect, FRAGMENTED, Frame, HAPROXY_DISCONNECT, HAPROXY_HELLO, MALFORMED,
         NO_CAPABILITIES, NO_FRAME_SIZE, NO_VERSION, NORMAL, NOT_SPOP, NOTIFY, OTHER_VERSION,
-        Reader, SMALL_FRAMES, TOO_BIG, UNEXPECTED, Value, put_disconnect, put_hello,
+        Reader, SMALL_FRAMES, SpopValue, TOO_BIG, UNEXPECTED, put_disconnect, put_hello,
     },
 };
 
@@ -23,7 +23,7 @@ const MOVED: StateFormat = StateFormat {
 
 /// The state of one connection.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct SpopSession {
     writer: HeaderWriter,
     /// The maximum frame length in both directions. Before the handshake, the maximum is
     /// [`MAX_FRAME_BYTES`].
@@ -33,7 +33,7 @@ pub(super) struct Session {
 
 /// How much of the input has been answered, and the next action on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct SpopProgress {
     /// The number of input bytes that have been consumed.
     pub(super) consumed: usize,
     pub(super) next: Next,
@@ -58,7 +58,7 @@ struct Hello {
     is_health_check: bool,
 }
 
-impl Session {
+impl SpopSession {
     pub(super) fn new(writer: HeaderWriter) -> Self {
         Self {
             writer,
@@ -105,17 +105,17 @@ impl Session {
         limiter: &ServerLimiter,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Progress {
+    ) -> SpopProgress {
         let mut consumed = 0;
         let reason = loop {
             if out.len() >= OUTPUT_BYTES {
                 let next = Next::Write;
-                return Progress { consumed, next };
+                return SpopProgress { consumed, next };
             }
             match self.step(limiter, &input[consumed..], out).await {
                 Ok(0) => {
                     let next = Next::Read;
-                    return Progress { consumed, next };
+                    return SpopProgress { consumed, next };
                 }
                 // A step consumes only complete frames.
                 Ok(length) => consumed += length,
@@ -129,7 +129,7 @@ impl Session {
             }
             put_disconnect(out, reason);
         }
-        Progress {
+        SpopProgress {
             consumed: input.len(),
             next: Next::Close,
         }
@@ -237,10 +237,10 @@ impl Hello {
         while !reader.is_at_end() {
             let name = reader.bytes().ok_or(MALFORMED)?;
             match (name, reader.value().ok_or(MALFORMED)?) {
-                (b"supported-versions", Value::Bytes(list)) => versions = Some(list),
-                (b"max-frame-size", Value::Unsigned(bytes)) => max_frame = Some(bytes),
-                (b"capabilities", Value::Bytes(list)) => capabilities = Some(list),
-                (b"healthcheck", Value::Bool(is_true)) => is_health_check = is_true,
+                (b"supported-versions", SpopValue::Bytes(list)) => versions = Some(list),
+                (b"max-frame-size", SpopValue::Unsigned(bytes)) => max_frame = Some(bytes),
+                (b"capabilities", SpopValue::Bytes(list)) => capabilities = Some(list),
+                (b"healthcheck", SpopValue::Bool(is_true)) => is_health_check = is_true,
                 _ => {}
             }
         }
@@ -274,8 +274,8 @@ mod tests {
 
     use super::*;
 
-    fn session() -> Session {
-        Session::new(Headers::default().writer())
+    fn session() -> SpopSession {
+        SpopSession::new(Headers::default().writer())
     }
 
     #[test]

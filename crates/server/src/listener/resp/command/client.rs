@@ -5,7 +5,7 @@ use super::{
         bounds::MAX_NAME_BYTES,
         parse::Arguments,
         reply::Reply,
-        session::{Names, Replies, Session},
+        session::{Names, ReplyMode, RespSession},
     },
     Context, quoted, unknown_subcommand,
 };
@@ -53,7 +53,7 @@ pub(super) fn refuse_name(what: &str, reply: &mut Reply<'_>) {
     ));
 }
 
-fn set_name(session: &mut Session, name: &[u8], reply: &mut Reply<'_>) {
+fn set_name(session: &mut RespSession, name: &[u8], reply: &mut Reply<'_>) {
     if !is_name(name) {
         return refuse_name("Client names", reply);
     }
@@ -61,7 +61,7 @@ fn set_name(session: &mut Session, name: &[u8], reply: &mut Reply<'_>) {
     reply.ok();
 }
 
-fn set_info(session: &mut Session, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+fn set_info(session: &mut RespSession, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     type Field = fn(&mut Names) -> &mut Vec<u8>;
     let fields: [(&str, Field); 2] = [
         ("lib-name", |names| &mut names.library),
@@ -79,15 +79,15 @@ fn set_info(session: &mut Session, arguments: Arguments<'_>, reply: &mut Reply<'
     reply.ok();
 }
 
-fn set_replies(session: &mut Session, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+fn set_replies(session: &mut RespSession, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let replies = [
-        ("on", Replies::On),
-        ("off", Replies::Off),
-        ("skip", Replies::SkipNext),
+        ("on", ReplyMode::On),
+        ("off", ReplyMode::Off),
+        ("skip", ReplyMode::SkipNext),
     ];
     match replies.iter().find(|(word, _)| arguments.is(2, word)) {
         // While replies are off, `SKIP` has no effect.
-        Some((_, Replies::SkipNext)) if session.replies == Replies::Off => {}
+        Some((_, ReplyMode::SkipNext)) if session.replies == ReplyMode::Off => {}
         Some((_, replies)) => {
             session.replies = *replies;
             reply.ok();
@@ -105,7 +105,7 @@ fn switch(arguments: Arguments<'_>, reply: &mut Reply<'_>) {
 }
 
 /// Returns this connection as a line of `CLIENT LIST`. A client sees only its own connection.
-fn line(session: &Session) -> String {
+fn line(session: &RespSession) -> String {
     let names = session.names.as_deref().cloned().unwrap_or_default();
     format!(
         "id={} addr={} name={} db={} flags=N resp={} lib-name={} lib-ver={}\n",

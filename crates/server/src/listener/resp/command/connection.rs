@@ -4,7 +4,7 @@ use tidegate_limiter::Database;
 
 use super::super::{
     parse::Arguments,
-    reply::{Protocol, Reply},
+    reply::{Reply, RespVersion},
     session::CloseAfterReply,
 };
 use super::Context;
@@ -48,6 +48,6 @@ pub(super) fn quit(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
 
 pub(super) fn reset(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     context.session.reset();
-    reply.protocol = Protocol::default();
+    reply.protocol = RespVersion::default();
     reply.simple("RESET");
 }

@@ -6,7 +6,7 @@ use tidegate_core::{Limits, Outcome, Scratch, Timestamp};
 use tidegate_limiter::{BuildCache, ServerLimiter};
 
 use super::{
-    super::{limit_parameters::LimitParameters, session::Session},
+    super::{limit_parameters::LimitParameters, session::RespSession},
     PendingReply,
 };
 
@@ -39,7 +39,7 @@ impl Default for CommandBuffers {
 #[derive(Debug)]
 pub(in crate::listener::resp) struct Context<'c> {
     pub(in crate::listener::resp) limiter: &'c ServerLimiter,
-    pub(in crate::listener::resp) session: &'c mut Session,
+    pub(in crate::listener::resp) session: &'c mut RespSession,
     pub(in crate::listener::resp) buffers: &'c mut CommandBuffers,
     /// The pending decisions of the current batch, for example decisions that need Redis.
     pub(in crate::listener::resp) pending: &'c mut Vec<PendingReply>,

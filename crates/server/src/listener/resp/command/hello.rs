@@ -8,7 +8,7 @@ use tidegate_net::auth::AuthOutcome;
 use super::{
     super::{
         parse::Arguments,
-        reply::{Protocol, Reply},
+        reply::{Reply, RespVersion},
     },
     Context,
     client::{is_name, refuse_name},
@@ -20,8 +20,8 @@ use super::{
 pub(super) fn hello(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let protocol = match arguments.get(1) {
         None => context.session.protocol,
-        Some(b"2") => Protocol::Resp2,
-        Some(b"3") => Protocol::Resp3,
+        Some(b"2") => RespVersion::Resp2,
+        Some(b"3") => RespVersion::Resp3,
         Some(version) if version.iter().all(u8::is_ascii_digit) => {
             return reply.error(format_args!("NOPROTO unsupported protocol version"));
         }

@@ -27,7 +27,7 @@ use self::{
 };
 use super::{
     parse::Arguments,
-    reply::{Protocol, Reply},
+    reply::{Reply, RespVersion},
 };
 
 /// A command whose reply depends on Redis, on another thread or on a concurrency slot.
@@ -44,7 +44,7 @@ pub(super) enum PendingCommand {
 #[derive(Debug)]
 pub(super) struct PendingReply {
     pub(super) command: PendingCommand,
-    pub(super) protocol: Protocol,
+    pub(super) protocol: RespVersion,
     /// The byte offset of the reply in the batch's output; `None` if the client has turned replies
     /// off (`CLIENT REPLY`).
     pub(super) offset: Option<usize>,

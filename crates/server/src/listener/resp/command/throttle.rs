@@ -109,7 +109,7 @@ impl<'a> ThrottleCommand<'a> {
         self,
         context: &mut Context<'_>,
         reply: &Reply<'_>,
-    ) -> Result<Option<Answer>, Refusal<'a>> {
+    ) -> Result<Option<ThrottleAnswer>, Refusal<'a>> {
         let database = context.session.database;
         let buffers = &mut *context.buffers;
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
@@ -155,7 +155,8 @@ impl<'a> ThrottleCommand<'a> {
                 .limiter
                 .observe_throttle(ListenerKind::Resp, throttled, &decided);
         }
-        let answer = Answer::of(&decided.decision, buffers.outcomes.first(), self.parameters);
+        let answer =
+            ThrottleAnswer::of(&decided.decision, buffers.outcomes.first(), self.parameters);
         Ok(Some(answer))
     }
 }
@@ -206,7 +207,7 @@ impl PendingThrottle {
             };
             limiter.observe_throttle(ListenerKind::Resp, throttled, &decided);
         }
-        let answer = Answer::of(&decided.decision, outcomes.first(), self.parameters);
+        let answer = ThrottleAnswer::of(&decided.decision, outcomes.first(), self.parameters);
         answer.write(self.parameters.dialect, reply);
     }
 }
@@ -266,7 +267,7 @@ fn integer(text: &[u8]) -> Option<i64> {
 
 /// The content of a reply. The two commands write the fields in different orders.
 #[derive(Debug)]
-struct Answer {
+struct ThrottleAnswer {
     allowed: bool,
     limit: u64,
     remaining: u64,
@@ -275,7 +276,7 @@ struct Answer {
     retry_after: Option<Span>,
 }
 
-impl Answer {
+impl ThrottleAnswer {
     /// Summarises a decision for the limit with these parameters.
     fn of(decision: &Decision, outcome: Option<&Outcome>, parameters: LimitParameters) -> Self {
         let quota = parameters.burst + u64::from(parameters.dialect == Dialect::RedisCell);

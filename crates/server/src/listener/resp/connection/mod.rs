@@ -29,7 +29,7 @@ use super::{
     bounds::{LINGER_BYTES, MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
     moved::MovedState,
     pending::PendingBatch,
-    session::{CloseAfterReply, Session},
+    session::{CloseAfterReply, RespSession},
     worker::CommandExecutor,
 };
 
@@ -53,7 +53,7 @@ struct WorkerBuffers {
 /// Serves one client until either side closes the connection, or until the connection is handed
 /// over to another process.
 pub(super) async fn serve<S>(
-    session: Session,
+    session: RespSession,
     stream: S,
     mut connection: Connection,
     limiter: Arc<ServerLimiter>,
@@ -87,7 +87,7 @@ struct Client<S> {
     stream: TimedStream<S>,
     connection: Connection,
     limiter: Arc<ServerLimiter>,
-    session: Session,
+    session: RespSession,
     /// An incomplete command, or complete commands that are run once `unsent` has been written.
     unread: Vec<u8>,
     /// Whether `unread` may contain complete commands.
@@ -120,7 +120,7 @@ impl From<io::Error> for ConnectionClosed {
 
 impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
     fn new(
-        session: Session,
+        session: RespSession,
         stream: S,
         connection: Connection,
         limiter: Arc<ServerLimiter>,
@@ -268,7 +268,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybeMovable + Unpin> Client<S> {
         self.note(progress);
     }
 
-    fn note(&mut self, progress: super::worker::Progress) {
+    fn note(&mut self, progress: super::worker::BatchProgress) {
         self.more = progress.more && !self.unread.is_empty();
         if progress.used > 0 {
             let phase = self.stream.phase();

@@ -47,7 +47,7 @@ fn connection(bounds: Bounds) -> Connection {
 /// Returns a future that serves a connection, and the client's end of the connection.
 fn open(pipe_bytes: usize, connection: Connection) -> (impl Future<Output = ()>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(pipe_bytes);
-    let session = Session::new(1, connection.peer);
+    let session = RespSession::new(1, connection.peer);
     (serve(session, ours, connection, limiter()), theirs)
 }
 
@@ -179,7 +179,7 @@ fn a_batch_ends_with_the_reply_that_reaches_the_size_limit() {
     for command in ["COMMAND DOCS\r\n".to_owned(), array(&["COMMAND", "DOCS"])] {
         let one = transcript(&limiter, command.as_bytes()).len();
         let input = command.repeat(100);
-        let mut session = Session::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+        let mut session = RespSession::new(1, SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
         let (mut executor, mut read, mut written) = (CommandExecutor::default(), 0, 0);
         loop {
             let progress = executor.answer(&limiter, &mut session, &input.as_bytes()[read..]);
@@ -358,7 +358,7 @@ async fn a_flood_of_commands_leaves_the_worker_to_other_connections() {
         received: Rc::clone(&received),
     };
     let connection = connection(Bounds::default());
-    let session = Session::new(1, connection.peer);
+    let session = RespSession::new(1, connection.peer);
     let mut served = std::pin::pin!(serve(session, flood, connection, limiter()));
     while left.get() > 0 {
         let before = left.get();

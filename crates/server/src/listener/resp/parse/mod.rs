@@ -6,7 +6,7 @@ use std::fmt;
 
 use super::{
     bounds::{MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES, MAX_TOGETHER},
-    reply::{Protocol, Reply},
+    reply::{Reply, RespVersion},
 };
 
 /// A protocol error. The rest of the input cannot be parsed, so the connection is closed.
@@ -299,7 +299,7 @@ impl<'a> Arguments<'a> {
         }
         let mut reply = Reply {
             out,
-            protocol: Protocol::default(),
+            protocol: RespVersion::default(),
         };
         reply.array(self.len());
         self.iter().for_each(|argument| reply.bulk(argument));
