@@ -16,7 +16,7 @@ use tidegate::Clock;
 use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_limiter::{ServerLimiter, reservations::Reservations};
-use tidegate_server::listener::http::{Endpoint, transcript};
+use tidegate_server::listener::http::{HttpEndpoint, transcript};
 
 /// The rules for check and peek.
 const RULES: &str = "
@@ -31,12 +31,12 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         return Corpus::Reject;
     };
     let endpoint = match first {
-        b'c' => Endpoint::Check,
-        b'p' => Endpoint::Peek,
-        b't' => Endpoint::Throttle,
-        b'r' => Endpoint::Reserve,
-        b's' => Endpoint::Settle,
-        b'n' => Endpoint::Renew,
+        b'c' => HttpEndpoint::Check,
+        b'p' => HttpEndpoint::Peek,
+        b't' => HttpEndpoint::Throttle,
+        b'r' => HttpEndpoint::Reserve,
+        b's' => HttpEndpoint::Settle,
+        b'n' => HttpEndpoint::Renew,
         _ => return Corpus::Reject,
     };
     let (server, same) = (limiter(), limiter());
@@ -47,23 +47,23 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         let reading = scope.spawn(|| transcript(&same, endpoint, body));
         reading.join().expect("a transcript, or a printed finding")
     });
-    if endpoint == Endpoint::Reserve {
+    if endpoint == HttpEndpoint::Reserve {
         // The reservation tokens differ, so only the statuses are compared.
         assert_eq!(answer.0, anew.0);
     } else {
         assert_eq!(answer, anew);
     }
-    if matches!(endpoint, Endpoint::Settle | Endpoint::Renew) {
+    if matches!(endpoint, HttpEndpoint::Settle | HttpEndpoint::Renew) {
         assert_eq!(answer.0, 400, "a forged token is accepted");
     }
     assert_sound(answer.0, &answer.1);
-    if endpoint == Endpoint::Peek {
+    if endpoint == HttpEndpoint::Peek {
         assert_eq!(
             server.local_store().stats().keys,
             0,
             "a peek leaves a key behind"
         );
-        let check = transcript(&server, Endpoint::Check, body);
+        let check = transcript(&server, HttpEndpoint::Check, body);
         assert_eq!(answer, check, "a peek answers what the check answers");
     }
     Corpus::Keep

@@ -24,7 +24,7 @@ use clap::{CommandFactory as _, Parser};
 
 use crate::{
     args::{Args, Command},
-    output::{TROUBLE, eprint_message, print_result},
+    output::{TROUBLE, eprint_message, is_output_lost, print_result},
 };
 
 /// The allocator used in release packages, which are linked with musl.
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         eprint_message(&problem);
         ExitCode::from(TROUBLE)
     });
-    if output::is_lost() {
+    if is_output_lost() {
         return ExitCode::from(TROUBLE);
     }
     code

@@ -23,7 +23,7 @@ pub(crate) fn is_output_closed() -> bool {
 }
 
 /// Returns whether writing a result to standard output has failed.
-pub(crate) fn is_lost() -> bool {
+pub(crate) fn is_output_lost() -> bool {
     IS_OUTPUT_LOST.load(Ordering::Relaxed)
 }
 

@@ -102,7 +102,8 @@ pub struct ListenerSettings {
     pub resp: ListenerConfig,
     /// `listen.spop`.
     pub spop: ListenerConfig,
-    /// `listen.admin`. The token of the admin listener is in [`Config::admin_token`](crate::Config::admin_token).
+    /// `listen.admin`. The token of the admin listener is in
+    /// [`Config::admin_token`](crate::Config::admin_token).
     pub admin: ListenerConfig,
     /// `listen.metrics`.
     pub metrics: ListenerConfig,

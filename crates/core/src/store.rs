@@ -149,7 +149,7 @@ impl StoreDecision {
 #[derive(Debug)]
 pub struct DecisionAndReceipt<R> {
     /// The decision.
-    pub decided: StoreDecision,
+    pub decision: StoreDecision,
     /// The receipt of the charges; `None` if nothing was charged or no receipt was wanted.
     pub receipt: Option<R>,
 }
@@ -157,9 +157,9 @@ pub struct DecisionAndReceipt<R> {
 impl<R> DecisionAndReceipt<R> {
     /// Returns a decision that charged nothing, or whose caller wants no receipt.
     #[must_use]
-    pub fn without_receipt(decided: StoreDecision) -> Self {
+    pub fn without_receipt(decision: StoreDecision) -> Self {
         Self {
-            decided,
+            decision,
             receipt: None,
         }
     }
@@ -167,15 +167,15 @@ impl<R> DecisionAndReceipt<R> {
     /// Returns the verdict on a request with these `charges`, given the `outcomes` of their limits.
     #[must_use]
     pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
-        self.decided.verdict(charges, outcomes)
+        self.decision.verdict(charges, outcomes)
     }
 
-    /// Returns the decision with another type of receipt, which `wrap` makes of the receipt.
+    /// Returns the same decision, with the receipt converted by `wrap`.
     #[must_use]
     pub fn map_receipt<T>(self, wrap: impl FnOnce(R) -> T) -> DecisionAndReceipt<T> {
-        let Self { decided, receipt } = self;
+        let Self { decision, receipt } = self;
         DecisionAndReceipt {
-            decided,
+            decision,
             receipt: receipt.map(wrap),
         }
     }
@@ -293,7 +293,7 @@ impl Store for MemoryStore {
         let (decision, receipt) = self.reserve(request.charges, request.now, outcomes);
         let receipt = Some(receipt).filter(|receipt| !receipt.is_empty());
         MaybeReady::Ready(DecisionAndReceipt {
-            decided: StoreDecision::in_memory(decision),
+            decision: StoreDecision::in_memory(decision),
             receipt,
         })
     }

@@ -7,7 +7,7 @@ use maxminddb::{Reader, path};
 
 use crate::geoip::{GeoIpField, GeoIpSource};
 
-type Database = Reader<Vec<u8>>;
+type MaxMindDatabase = Reader<Vec<u8>>;
 
 /// The maximum number of networks in a database, all of which are validated before use. The largest
 /// databases have a few million networks.
@@ -32,8 +32,8 @@ const MAX_NETWORKS: usize = 1 << 24;
 /// ```
 #[derive(Default)]
 pub struct MaxMind {
-    country: ArcSwapOption<Database>,
-    asn: ArcSwapOption<Database>,
+    country: ArcSwapOption<MaxMindDatabase>,
+    asn: ArcSwapOption<MaxMindDatabase>,
 }
 
 /// The reason why a database cannot be used.
@@ -68,7 +68,7 @@ impl MaxMind {
         Ok(())
     }
 
-    fn database(&self, field: GeoIpField) -> &ArcSwapOption<Database> {
+    fn database(&self, field: GeoIpField) -> &ArcSwapOption<MaxMindDatabase> {
         match field {
             GeoIpField::Country => &self.country,
             GeoIpField::Asn => &self.asn,
@@ -111,7 +111,7 @@ impl fmt::Debug for MaxMind {
 
 /// Checks that the whole `database` can be read, and that it contains `field` for at least one
 /// address.
-fn check(field: GeoIpField, database: &Database) -> Result<(), MaxMindError> {
+fn check(field: GeoIpField, database: &MaxMindDatabase) -> Result<(), MaxMindError> {
     let damaged = |error| MaxMindError(format!("it is damaged: {}", one_line(&error)));
     let networks = database.networks(Default::default()).map_err(damaged)?;
     let mut says = 0_usize;

@@ -31,7 +31,7 @@ pub struct ServerLimiter {
     pub(crate) clock: Clock,
     pub(crate) observers: Observers,
     pub(crate) reservations: Reservations,
-    pub(crate) overrides: OverrideState,
+    pub(crate) override_state: OverrideState,
     /// The queues of the requests that wait for concurrency slots.
     pub(crate) waiters: Waiters,
     snapshots: SnapshotHealth,
@@ -43,15 +43,15 @@ impl ServerLimiter {
     /// Creates a limiter that enforces `rules` with `backend`.
     #[must_use]
     pub fn new(rules: RuleSet, backend: impl Into<Backend>, clock: Clock) -> Self {
-        let overrides = OverrideState::default();
-        let rules = overrides.apply_to(rules);
+        let override_state = OverrideState::default();
+        let rules = override_state.apply_to(rules);
         Self {
             observers: Observers::new(&rules, clock.now()),
             rules: ArcSwap::from_pointee(rules),
             backend: backend.into(),
             clock,
             reservations: Reservations::off(),
-            overrides,
+            override_state,
             waiters: Waiters::default(),
             snapshots: SnapshotHealth::default(),
             trust: Trust::default(),
@@ -206,7 +206,7 @@ impl ServerLimiter {
 
     /// Replaces the active rules with `rules`.
     pub fn swap_rules(&self, rules: RuleSet) {
-        let rules = self.overrides.apply_to(rules);
+        let rules = self.override_state.apply_to(rules);
         self.observers.swap_rules(&self.rules.load(), &rules);
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
         self.rules.store(Arc::new(rules));
@@ -266,7 +266,7 @@ impl ServerLimiter {
         self.observers.metrics.collect(&stats, page);
         self.observers.collect(page);
         self.reservations.collect(page);
-        self.overrides.collect(page);
+        self.override_state.collect(page);
         metrics::collect_waiting(&self.waiters, page);
     }
 

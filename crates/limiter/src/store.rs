@@ -172,7 +172,7 @@ impl Store for ServerLimiter {
                 let reserved = reserved.into_inner();
                 self.record_sample(self.latency_since(began), request.charges, outcomes);
                 if request.accounting != Accounting::Attempt {
-                    self.record_keys(request.now, request.charges, &reserved.decided, outcomes);
+                    self.record_keys(request.now, request.charges, &reserved.decision, outcomes);
                 }
                 MaybeReady::Ready(reserved.map_receipt(LimiterReceipt::Memory))
             }
@@ -187,7 +187,7 @@ impl Store for ServerLimiter {
                 if let Some(reserved) = redis_store.reserve(first, outcomes).ready() {
                     let now = request.now;
                     let charges = &*request.charges;
-                    self.record_remote(&original, now, charges, &reserved.decided, outcomes);
+                    self.record_remote(&original, now, charges, &reserved.decision, outcomes);
                     return MaybeReady::Ready(reserved.map_receipt(LimiterReceipt::Redis));
                 }
                 MaybeReady::Pending(async move {
@@ -197,7 +197,7 @@ impl Store for ServerLimiter {
                     let now = request.now;
                     let charges = &*request.charges;
                     self.record_sample(latency, charges, outcomes);
-                    self.record_remote(&original, now, charges, &reserved.decided, outcomes);
+                    self.record_remote(&original, now, charges, &reserved.decision, outcomes);
                     reserved.map_receipt(LimiterReceipt::Redis)
                 })
             }

@@ -51,7 +51,7 @@ impl StoredValue {
 
     /// Returns the instant at which the refund ledger begins, in microseconds; 0 without a ledger.
     pub(crate) fn ledger_start(&self) -> u64 {
-        let mut start = ValueReader(self.ledger.get(8..).unwrap_or_default());
+        let mut start = UnreadBytes(self.ledger.get(8..).unwrap_or_default());
         start.u56().unwrap_or(0)
     }
 
@@ -73,7 +73,7 @@ impl StoredValue {
 /// Returns the instant until which an encoded refund ledger is kept; the Unix epoch if the ledger
 /// is empty.
 pub(crate) fn kept_until(ledger: &[u8]) -> Timestamp {
-    let mut until = ValueReader(ledger.get(1..).unwrap_or_default());
+    let mut until = UnreadBytes(ledger.get(1..).unwrap_or_default());
     until
         .u56()
         .map_or_else(|_| Timestamp::default(), Timestamp::from_micros)
@@ -93,7 +93,7 @@ fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     let Some((first, rest)) = bytes.split_first() else {
         return Ok(stored);
     };
-    let mut input = ValueReader(rest);
+    let mut input = UnreadBytes(rest);
     if first & BLOCKED != 0 {
         stored.block = Some(input.u56()?);
     }
@@ -105,11 +105,11 @@ fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
             .split_at_checked(length)
             .ok_or("its ledger is too short")?;
         stored.ledger = ledger.to_vec();
-        input = ValueReader(rest);
+        input = UnreadBytes(rest);
     }
     if !input.0.is_empty() {
         stored.encoded_states = [&[first & !(BLOCKED | HAS_LEDGER)], input.0].concat();
-        let states = ValueReader(&stored.encoded_states).states()?;
+        let states = UnreadBytes(&stored.encoded_states).states()?;
         let (states, leads) = states.into_iter().unzip();
         (stored.states, stored.leads) = (Some(states), leads);
     }
@@ -133,9 +133,9 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
 pub(crate) type StoredState = (Terms, RemoteState);
 
 /// The unread bytes of a value.
-struct ValueReader<'b>(&'b [u8]);
+struct UnreadBytes<'b>(&'b [u8]);
 
-impl ValueReader<'_> {
+impl UnreadBytes<'_> {
     fn number(&mut self, bytes: usize) -> Result<u64, &'static str> {
         let (number, rest) = self.0.split_at_checked(bytes).ok_or("it is too short")?;
         self.0 = rest;
@@ -420,7 +420,7 @@ pub(crate) fn fast_path_reply(reply: Reply) -> Option<FastPathReply> {
         Reply::Int(_) => integer(&reply).map(FastPathReply::AheadBy),
         Reply::BulkString(mut now) => {
             let value = now.split_off(now.len().min(7));
-            let now = Timestamp::from_micros(ValueReader(&now).u56().ok()?);
+            let now = Timestamp::from_micros(UnreadBytes(&now).u56().ok()?);
             Some(FastPathReply::Decided { now, value })
         }
         Reply::Array(parts) => {

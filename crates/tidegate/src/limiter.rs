@@ -180,7 +180,7 @@ impl<S: Store, P> Limiter<S, P> {
             drop(decided);
             // If the caller stops waiting for the reply, the reserved units are refunded.
             let request = StoreRequest::new(charges, now, effect);
-            self.store.reserve(request, outcomes).await.decided
+            self.store.reserve(request, outcomes).await.decision
         } else {
             decided.await
         };

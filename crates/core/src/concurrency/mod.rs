@@ -252,8 +252,8 @@ impl AdaptiveSettings {
     }
 }
 
-/// Returns an error for `field` if `value` is not in `range`. The error message contains the value's
-/// unit, such as `%`.
+/// Returns an error for `field` if `value` is not in `range`. The error message contains the
+/// value's unit, such as `%`.
 fn check(
     field: &'static str,
     value: u32,

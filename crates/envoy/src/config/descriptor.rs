@@ -17,7 +17,7 @@ use super::{
 
 use crate::{
     rules::DeniedHits,
-    rules::{ChargeMode, DescriptorRule, Detail, Domains, RuleLevel, RuleNode},
+    rules::{ChargeMode, DescriptorRule, Detail, Domains, RuleChildren, RuleNode},
 };
 
 /// The context in which one file is read.
@@ -60,7 +60,7 @@ fn level(
     parent: &Value<'_>,
     path: &str,
     denied: DeniedHits,
-    level: &mut RuleLevel,
+    level: &mut RuleChildren,
     report: &mut Report,
 ) {
     let Some(descriptors) = field(parent, "descriptors") else {

@@ -11,5 +11,5 @@ mod wildcard;
 pub(crate) use self::{
     limits::RuleLimits,
     rule::{Allowance, DescriptorRule, Detail},
-    tree::{ChargeMode, DeniedHits, Domain, Domains, MatchedRule, RuleLevel, RuleNode},
+    tree::{ChargeMode, DeniedHits, Domain, Domains, MatchedRule, RuleChildren, RuleNode},
 };

@@ -37,7 +37,7 @@ pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
     /// How the descriptors of a request are charged: each separately, or all or none.
     pub(crate) charging: ChargeMode,
-    pub(crate) root: RuleLevel,
+    pub(crate) root: RuleChildren,
     /// The limits of a Limitador limits file. A domain has either limits from a Limitador limits
     /// file or a rule tree.
     pub(crate) limitador: Vec<LimitadorLimit>,
@@ -64,7 +64,7 @@ pub(crate) enum DeniedHits {
 
 /// The children of a node or of a domain in the rule tree.
 #[derive(Debug, Default)]
-pub(crate) struct RuleLevel {
+pub(crate) struct RuleChildren {
     children: HashMap<Box<str>, RuleNode>,
     /// The names of the children that contain `*`, in file order.
     wildcards: Vec<(Wildcard, Box<str>)>,
@@ -74,7 +74,7 @@ pub(crate) struct RuleLevel {
 #[derive(Debug, Default)]
 pub(crate) struct RuleNode {
     pub(crate) rule: Option<Arc<DescriptorRule>>,
-    pub(crate) children: RuleLevel,
+    pub(crate) children: RuleChildren,
     /// The value in the configuration file, if there is one.
     pub(crate) value: Option<Box<str>>,
     /// Whether all matching values share one counter.
@@ -99,7 +99,7 @@ impl Domains {
         self.by_name.entry(name.into()).or_insert_with(|| Domain {
             name: name.into(),
             charging: ChargeMode::default(),
-            root: RuleLevel::default(),
+            root: RuleChildren::default(),
             limitador: Vec::new(),
         })
     }
@@ -166,7 +166,7 @@ impl RuleNode {
     }
 }
 
-impl RuleLevel {
+impl RuleChildren {
     fn child(&self, key: &str, value: &str, joined: &mut String) -> Option<&RuleNode> {
         self.named_child(key, value, joined).map(|(_, node)| node)
     }

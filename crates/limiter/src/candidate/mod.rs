@@ -283,11 +283,11 @@ impl Candidate {
                     return;
                 }
                 let request = CandidateRequest::new(decided, &self.rules);
-                let slot = InFlightPermit(Arc::clone(in_flight));
+                let permit = InFlightPermit(Arc::clone(in_flight));
                 let candidate = Arc::clone(self);
                 runtime.spawn(async move {
                     candidate.decide_in_redis(active, request).await;
-                    drop(slot);
+                    drop(permit);
                 });
             }
         }

@@ -74,7 +74,7 @@ pub(super) fn take_sample() -> bool {
 // A shard is aligned to two cache lines, because processors prefetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct MetricsShard {
+pub(super) struct DecisionShard {
     verdicts: [[AtomicU64; VERDICT_KINDS.len()]; LISTENERS],
     bad_requests: [AtomicU64; LISTENERS],
     unmatched: [AtomicU64; LISTENERS],
@@ -82,7 +82,7 @@ pub(super) struct MetricsShard {
     latency: Histogram<{ LATENCY_BOUNDS.len() + 1 }>,
 }
 
-impl MetricsShard {
+impl DecisionShard {
     pub(super) fn count(&self, listener: usize, kind: usize) {
         self.verdicts[listener][kind].fetch_add(1, Ordering::Relaxed);
     }
@@ -106,13 +106,13 @@ impl MetricsShard {
 
 #[derive(Debug, Default)]
 pub(super) struct Shards {
-    shards: Box<[MetricsShard; SHARDS]>,
+    shards: Box<[DecisionShard; SHARDS]>,
     /// The latest exemplar of each latency bucket.
     exemplars: Mutex<[Option<Exemplar>; LATENCY_BOUNDS.len() + 1]>,
 }
 
 impl Shards {
-    pub(super) fn mine(&self) -> &MetricsShard {
+    pub(super) fn mine(&self) -> &DecisionShard {
         &self.shards[index()]
     }
 
@@ -162,7 +162,7 @@ impl Shards {
         latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds)
     }
 
-    fn sum(&self, counter: impl Fn(&MetricsShard) -> &AtomicU64) -> u64 {
+    fn sum(&self, counter: impl Fn(&DecisionShard) -> &AtomicU64) -> u64 {
         self.shards
             .iter()
             .map(|shard| counter(shard).load(Ordering::Relaxed))

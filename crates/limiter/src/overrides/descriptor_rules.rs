@@ -12,7 +12,9 @@ use crate::{
 impl ServerLimiter {
     /// Replaces the rules of Envoy's rate limit service.
     pub fn set_descriptor_rules(&self, rules: DescriptorRules) {
-        self.overrides.descriptor_rules.store(Some(Arc::new(rules)));
+        self.override_state
+            .descriptor_rules
+            .store(Some(Arc::new(rules)));
     }
 
     /// Returns the rule with this name for which overrides can be set: a rule of `rules` or, if the
@@ -26,7 +28,7 @@ impl ServerLimiter {
         if let Some(rule) = rules.rule(name) {
             return Some(OverridableRule::OfFile(rule));
         }
-        let found = self.overrides.descriptor_rules.load();
+        let found = self.override_state.descriptor_rules.load();
         found
             .as_deref()?
             .find(name)
@@ -36,6 +38,7 @@ impl ServerLimiter {
     /// Returns whether the rule with this name may be found later, because the configuration of
     /// Envoy's rate limit service has not been loaded yet.
     pub(super) fn is_rule_pending(&self, name: &str) -> bool {
-        name.starts_with(DESCRIPTOR_RULE_PREFIX) && self.overrides.descriptor_rules.load().is_none()
+        name.starts_with(DESCRIPTOR_RULE_PREFIX)
+            && self.override_state.descriptor_rules.load().is_none()
     }
 }

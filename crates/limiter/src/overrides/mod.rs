@@ -59,13 +59,13 @@ impl ServerLimiter {
     /// Returns the overrides.
     #[must_use]
     pub fn overrides(&self) -> &Overrides {
-        &self.overrides.tables.overrides
+        &self.override_state.tables.overrides
     }
 
     /// Returns the blocks by entries.
     #[must_use]
     pub fn entry_blocks(&self) -> &EntryBlocks {
-        &self.overrides.tables.entry_blocks
+        &self.override_state.tables.entry_blocks
     }
 
     /// Keeps the overrides and the blocks by entries in the file at `path`, and restores those in
@@ -76,22 +76,22 @@ impl ServerLimiter {
     ///
     /// Returns the file system error.
     pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
-        let file = OverrideFile::restore(path, &self.overrides.tables, self.now())?;
-        self.overrides.keeper.has_file = true;
-        self.overrides.keeper.changes().file = ChangeFile::Open(file);
-        Ok(self.overrides.tables.len())
+        let file = OverrideFile::restore(path, &self.override_state.tables, self.now())?;
+        self.override_state.keeper.has_file = true;
+        self.override_state.keeper.changes().file = ChangeFile::Open(file);
+        Ok(self.override_state.tables.len())
     }
 
     /// Works like [`Self::persist_overrides_in`], but uses the file only after this process has
     /// taken over the state of another process. Until then, the other process writes to the file.
     pub fn persist_overrides_later_in(&mut self, path: PathBuf) {
-        self.overrides.keeper.has_file = true;
-        self.overrides.keeper.changes().file = ChangeFile::Later(path);
+        self.override_state.keeper.has_file = true;
+        self.override_state.keeper.changes().file = ChangeFile::Later(path);
     }
 
     /// Returns the path of the override file that this process writes to.
     pub(crate) fn override_file(&self) -> Option<PathBuf> {
-        match &self.overrides.keeper.changes().file {
+        match &self.override_state.keeper.changes().file {
             ChangeFile::Open(file) => file.path().canonicalize().ok(),
             ChangeFile::None | ChangeFile::Later(_) => None,
         }
@@ -99,20 +99,20 @@ impl ServerLimiter {
 
     /// Takes the path of the override file that the old process of an upgrade writes to.
     pub(crate) fn take_old_override_file(&self, path: PathBuf) {
-        self.overrides.keeper.changes().old_file = Some(path);
+        self.override_state.keeper.changes().old_file = Some(path);
     }
 
     /// Sets whether another process has taken over the overrides and blocks by entries. All earlier
     /// changes are complete when this function returns, and all later changes fail.
     pub(crate) fn set_overrides_moved(&self, is_moved: bool) {
-        self.overrides.keeper.changes().is_moved = is_moved;
+        self.override_state.keeper.changes().is_moved = is_moved;
     }
 
     /// Returns whether an override or a block by entries that is set now would survive a restart of
     /// this server.
     #[must_use]
     pub fn are_overrides_persistent(&self) -> bool {
-        self.redis_store().is_some() || self.overrides.keeper.has_file
+        self.redis_store().is_some() || self.override_state.keeper.has_file
     }
 
     /// Sets the override of `target` for `rule`, and returns the override that it replaces. The
@@ -131,7 +131,7 @@ impl ServerLimiter {
     ) -> Result<Option<Override>, ChangeOverrideError> {
         let checked = Overrides::check(rule, target, &new.replacement);
         checked.map_err(|error| ChangeError::Refused(error.into()))?;
-        let overrides = &self.overrides.tables.overrides;
+        let overrides = &self.override_state.tables.overrides;
         let room = overrides.check_room(rule.name(), target, self.now());
         room.map_err(ChangeError::Refused)?;
         let Some(redis) = self.redis_store() else {
@@ -183,7 +183,7 @@ impl ServerLimiter {
         target: &EntryBlockTarget,
         new: EntryBlock,
     ) -> Result<Option<EntryBlock>, ChangeBlockError> {
-        let blocks = &self.overrides.tables.entry_blocks;
+        let blocks = &self.override_state.tables.entry_blocks;
         let room = blocks.check_room(target, self.now());
         room.map_err(ChangeError::Refused)?;
         let document = BlockDocument::new(target, &new);
@@ -230,7 +230,7 @@ impl ServerLimiter {
         &self,
         document: BlockDocument,
     ) -> Result<Option<EntryBlock>, ChangeBlockError> {
-        let (blocks, now) = (self.overrides.tables.entry_blocks.clone(), self.now());
+        let (blocks, now) = (self.override_state.tables.entry_blocks.clone(), self.now());
         let line = document.encode();
         let apply = move || document.apply(&blocks, now);
         let changed = self.change_in_memory(line, now, apply).await;
@@ -243,7 +243,7 @@ impl ServerLimiter {
         &self,
         document: OverrideDocument,
     ) -> Result<Option<Override>, ChangeOverrideError> {
-        let (overrides, now) = (self.overrides.tables.overrides.clone(), self.now());
+        let (overrides, now) = (self.override_state.tables.overrides.clone(), self.now());
         let line = document.encode();
         let apply = move || document.apply(&overrides, now);
         self.change_in_memory(line, now, apply).await
@@ -261,10 +261,10 @@ impl ServerLimiter {
         T: Send + 'static,
         E: Send + 'static,
     {
-        if !self.overrides.keeper.has_file {
-            return self.overrides.keeper.changes().make(&line, now, apply);
+        if !self.override_state.keeper.has_file {
+            return self.override_state.keeper.changes().make(&line, now, apply);
         }
-        let changes = Arc::clone(&self.overrides.keeper.changes);
+        let changes = Arc::clone(&self.override_state.keeper.changes);
         // The blocking task completes the change even if the caller's future is dropped.
         let changed = tokio::task::spawn_blocking(move || {
             let mut changes = changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -290,13 +290,13 @@ impl ServerLimiter {
 
     /// Begins to replace all overrides and blocks with those of another process.
     pub(crate) fn begin_override_restore(&self) {
-        self.overrides.tables.begin_replacement();
+        self.override_state.tables.begin_replacement();
     }
 
     /// Restores an override or a block of another process from its document. Does not change the
     /// override file.
     pub(crate) fn restore_override(&self, document: &[u8]) -> Result<(), String> {
-        StoredDocument::decode(document)?.apply(&self.overrides.tables, self.now())
+        StoredDocument::decode(document)?.apply(&self.override_state.tables, self.now())
     }
 
     /// Ends the replacement of all overrides and blocks, and removes the overrides and blocks that
@@ -305,16 +305,16 @@ impl ServerLimiter {
     /// that the file does not contain are added to it.
     pub(crate) fn end_override_restore(&self) -> io::Result<()> {
         let restored = self.override_documents();
-        let mut changes = self.overrides.keeper.changes();
+        let mut changes = self.override_state.keeper.changes();
         if let ChangeFile::Later(path) = &changes.file {
             if changes.old_file.is_none() || changes.old_file != path.canonicalize().ok() {
                 OverrideFile::set_aside(path)?;
             }
-            let mut file = OverrideFile::restore(path, &self.overrides.tables, self.now())?;
+            let mut file = OverrideFile::restore(path, &self.override_state.tables, self.now())?;
             file.add_missing(&restored, self.now())?;
             changes.file = ChangeFile::Open(file);
         }
-        self.overrides.tables.end_replacement();
+        self.override_state.tables.end_replacement();
         Ok(())
     }
 
@@ -361,7 +361,7 @@ impl ServerLimiter {
     /// Reads the changes since the last call from Redis, and applies them. On success, all changes
     /// made before this call have been applied.
     async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
-        let mut version = self.overrides.keeper.version.lock().await;
+        let mut version = self.override_state.keeper.version.lock().await;
         let mut restarts = 0;
         loop {
             let before = *version;
@@ -377,14 +377,14 @@ impl ServerLimiter {
                 continue;
             };
             if before.is_beginning() {
-                self.overrides.tables.begin_replacement();
+                self.override_state.tables.begin_replacement();
             }
             if self.apply_override_changes(&changes) {
                 self.waiters.recheck_entry_blocks();
             }
             let mut removed = 0;
             if before.is_replacing(changes.has_more) {
-                removed = self.overrides.tables.end_replacement();
+                removed = self.override_state.tables.end_replacement();
             }
             *version = changes.version;
             if before != changes.version || removed > 0 {
@@ -401,13 +401,13 @@ impl ServerLimiter {
     fn apply_override_changes(&self, changes: &OverrideChanges) -> bool {
         let mut sets_blocks = false;
         for id in changes.removed.iter().filter_map(|id| id::parse(id)) {
-            self.overrides.tables.remove(&id);
+            self.override_state.tables.remove(&id);
         }
         for (id, document) in &changes.set {
             let document = StoredDocument::decode(document);
             sets_blocks |= matches!(document, Ok(StoredDocument::Block(_)));
             let applied =
-                document.map(|document| document.apply(&self.overrides.tables, self.now()));
+                document.map(|document| document.apply(&self.override_state.tables, self.now()));
             match applied {
                 Ok(Ok(())) => {}
                 Ok(Err(problem)) => {
@@ -422,7 +422,7 @@ impl ServerLimiter {
                         "failed to read an override or a block in Redis, so it has no effect: {problem}"
                     );
                     if let Some(id) = id::parse(id) {
-                        self.overrides.tables.remove(&id);
+                        self.override_state.tables.remove(&id);
                     }
                 }
             }
@@ -432,7 +432,7 @@ impl ServerLimiter {
 
     /// Logs when reads of the changes start to fail, and when they succeed again.
     fn record_sync(&self, result: &Result<(), StoreError>) {
-        let keeper = &self.overrides.keeper;
+        let keeper = &self.override_state.keeper;
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => tracing::warn!(
@@ -452,7 +452,7 @@ impl ServerLimiter {
             // The other servers see the removals when they read the changes.
             while let Ok(true) = redis.store().sweep_overrides(now).await {}
         } else {
-            self.overrides.tables.remove_ended(now);
+            self.override_state.tables.remove_ended(now);
         }
     }
 }

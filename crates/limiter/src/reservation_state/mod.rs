@@ -4,9 +4,9 @@
 mod error;
 mod expiry_queue_changes;
 mod expiry_queue_writer;
-mod input;
 mod random_id;
 mod rejections;
+mod reservation_reader;
 mod settled;
 pub(crate) mod stored_limits;
 mod table;

@@ -9,7 +9,7 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-use super::{input::TokenReader, token::ReservationId};
+use super::{reservation_reader::ReservationReader, token::ReservationId};
 
 /// The keys of the counters of a reservation.
 pub(crate) type CounterKeys = Box<[Box<[u8]>]>;
@@ -93,7 +93,7 @@ impl SettledIds {
 }
 
 fn decode(encoded: &[u8]) -> Option<(ReservationId, Timestamp, CounterKeys)> {
-    let mut input = TokenReader(encoded);
+    let mut input = ReservationReader(encoded);
     let id = input.take(size_of::<ReservationId>())?.try_into().ok()?;
     let expires = Timestamp::from_micros(input.number()?);
     let mut counters = Vec::new();

@@ -15,7 +15,7 @@ use tidegate_core::{
     Rate, RefillMode, Span, Window,
 };
 
-use super::input::TokenReader;
+use super::reservation_reader::ReservationReader;
 use crate::BuildCache;
 
 /// The number of decoded limits that each thread caches.
@@ -56,7 +56,7 @@ pub(crate) fn decode_cached(bytes: &[u8]) -> Option<Arc<Limits>> {
 
 /// Decodes limits; `None` if they have another format.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Limits> {
-    let mut input = TokenReader(bytes);
+    let mut input = ReservationReader(bytes);
     let flags = byte(&mut input)?;
     let mut list = Vec::new();
     while !input.is_empty() {
@@ -158,7 +158,7 @@ fn push(bytes: &mut Vec<u8>, numbers: &[u64]) {
     }
 }
 
-fn take_limit(input: &mut TokenReader<'_>) -> Option<Limit> {
+fn take_limit(input: &mut ReservationReader<'_>) -> Option<Limit> {
     let (tag, flags, soft) = (byte(input)?, byte(input)?, input.number()?);
     let spec = LimitSpec {
         soft: Some(u32::try_from(soft).ok()?),
@@ -172,7 +172,7 @@ fn take_limit(input: &mut TokenReader<'_>) -> Option<Limit> {
     limit.counting_in_full().ok()
 }
 
-fn take_algorithm(input: &mut TokenReader<'_>, tag: u8) -> Option<LimitSpec> {
+fn take_algorithm(input: &mut ReservationReader<'_>, tag: u8) -> Option<LimitSpec> {
     let mut spec = LimitSpec::default();
     match tag {
         1 => {
@@ -225,7 +225,7 @@ fn take_algorithm(input: &mut TokenReader<'_>, tag: u8) -> Option<LimitSpec> {
     Some(spec)
 }
 
-fn take_window(input: &mut TokenReader<'_>) -> Option<(Option<Span>, Option<Anchor>)> {
+fn take_window(input: &mut ReservationReader<'_>) -> Option<(Option<Span>, Option<Anchor>)> {
     let (kind, number) = (input.number()?, input.number()?);
     let span = Some(Span::from_micros(number));
     Some(match kind {
@@ -243,23 +243,23 @@ fn take_window(input: &mut TokenReader<'_>) -> Option<(Option<Span>, Option<Anch
     })
 }
 
-fn take_rate(input: &mut TokenReader<'_>) -> Option<Rate> {
+fn take_rate(input: &mut ReservationReader<'_>) -> Option<Rate> {
     Some(Rate {
         count: input.number()?,
         period: take_span(input)?,
     })
 }
 
-fn take_span(input: &mut TokenReader<'_>) -> Option<Span> {
+fn take_span(input: &mut ReservationReader<'_>) -> Option<Span> {
     Some(Span::from_micros(input.number()?))
 }
 
-fn take_text<'b>(input: &mut TokenReader<'b>) -> Option<&'b str> {
+fn take_text<'b>(input: &mut ReservationReader<'b>) -> Option<&'b str> {
     let length = usize::try_from(input.number()?).ok()?;
     std::str::from_utf8(input.take(length)?).ok()
 }
 
-fn byte(input: &mut TokenReader<'_>) -> Option<u8> {
+fn byte(input: &mut ReservationReader<'_>) -> Option<u8> {
     input.take(1)?.first().copied()
 }
 

@@ -39,7 +39,7 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-use super::{input::TokenReader, stored_limits};
+use super::{reservation_reader::ReservationReader, stored_limits};
 
 /// The version of the token format. Tokens of version 1, which had no kind, are no longer valid.
 const VERSION: u8 = 2;
@@ -398,7 +398,7 @@ impl TokenContents {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut input = TokenReader(bytes);
+        let mut input = ReservationReader(bytes);
         if input.take(1)? != [VERSION] {
             return None;
         }

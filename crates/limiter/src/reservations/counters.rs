@@ -90,8 +90,10 @@ impl ServerLimiter {
             within,
             ..StoreRequest::new(&mut list, self.now(), Effect::Charge)
         };
-        let DecisionAndReceipt { decided, receipt } =
-            Store::reserve(self, request, &mut outcomes).await;
+        let DecisionAndReceipt {
+            decision: decided,
+            receipt,
+        } = Store::reserve(self, request, &mut outcomes).await;
         let reservation = match receipt {
             Some(receipt) if decided.decision == Decision::Admitted => {
                 let ttl = ttl.min(self.reservations.settings.max_ttl);

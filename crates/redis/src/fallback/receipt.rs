@@ -122,7 +122,10 @@ impl FallbackStore {
         let mut receipt = Receipt::default();
         let decided = self.fall_back(request, outcomes, Some(&mut receipt));
         let receipt = (!receipt.is_empty()).then_some(FallbackReceipt(ReceiptKind::Local(receipt)));
-        DecisionAndReceipt { decided, receipt }
+        DecisionAndReceipt {
+            decision: decided,
+            receipt,
+        }
     }
 
     async fn reserve_in_redis(
@@ -163,7 +166,10 @@ impl FallbackStore {
             }))
         });
         let decided = self.record_decision(decision, request.now, request.accounting);
-        Ok(DecisionAndReceipt { decided, receipt })
+        Ok(DecisionAndReceipt {
+            decision: decided,
+            receipt,
+        })
     }
 
     /// Settles charges. Charges made without Redis are settled immediately, without a call.

@@ -158,8 +158,10 @@ async fn reserve(
 ) -> (Decision, Source, Option<FallbackReceipt>) {
     let mut charges = vec![Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let mut outcomes = Vec::new();
-    let DecisionAndReceipt { decided, receipt } =
-        node.reserve(request(&mut charges), &mut outcomes).await;
+    let DecisionAndReceipt {
+        decision: decided,
+        receipt,
+    } = node.reserve(request(&mut charges), &mut outcomes).await;
     (decided.decision, decided.source, receipt)
 }
 
@@ -445,7 +447,7 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
             let mut charges = vec![Charge::new(key, limits, Cost::ONE).unwrap()];
             let (request, mut outcomes) = (request(&mut charges), Vec::new());
             let decided = if receipt {
-                node.reserve(request, &mut outcomes).await.decided
+                node.reserve(request, &mut outcomes).await.decision
             } else {
                 node.decide(request, &mut outcomes).await
             };
@@ -478,7 +480,10 @@ async fn an_abandoned_slot_is_released() {
         within: Some(Duration::from_millis(100)),
         ..request(&mut charges)
     };
-    let DecisionAndReceipt { decided, receipt } = node.reserve(request, &mut Vec::new()).await;
+    let DecisionAndReceipt {
+        decision: decided,
+        receipt,
+    } = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
     // The server runs the second group of requests after the abandoned request. Once the server has

@@ -54,7 +54,10 @@ impl Rules {
     async fn reserve(&self, node: &FallbackStore) -> (Decision, Option<FallbackReceipt>) {
         let (mut charges, now) = (self.charges(), Timestamp::from_micros(START));
         let request = StoreRequest::new(&mut charges, now, Effect::Charge);
-        let DecisionAndReceipt { decided, receipt } = node.reserve(request, &mut Vec::new()).await;
+        let DecisionAndReceipt {
+            decision: decided,
+            receipt,
+        } = node.reserve(request, &mut Vec::new()).await;
         assert_eq!(decided.source, Source::Redis, "{:?}", decided.decision);
         (decided.decision, receipt)
     }

@@ -361,7 +361,7 @@ impl RuleOverrides {
         now: Timestamp,
         mut select: impl FnMut(&OverrideTarget, &str) -> bool,
     ) -> Vec<(OverrideTarget, Override)> {
-        let mut page = Page {
+        let mut page = TargetPage {
             after,
             most,
             first: std::collections::BTreeMap::new(),
@@ -455,13 +455,13 @@ impl RuleOverrides {
 }
 
 /// A page of a listing, sorted by target.
-struct Page<'a> {
+struct TargetPage<'a> {
     after: Option<&'a OverrideTarget>,
     most: usize,
     first: std::collections::BTreeMap<OverrideTarget, Override>,
 }
 
-impl Page<'_> {
+impl TargetPage<'_> {
     fn offer(&mut self, target: OverrideTarget, stored: &StoredOverride) {
         let is_listed = self.after.is_some_and(|after| target <= *after);
         let is_beyond = self.first.len() == self.most

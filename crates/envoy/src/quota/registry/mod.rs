@@ -52,13 +52,13 @@ pub struct Quotas {
 struct QuotaState {
     rules: Vec<QuotaRule>,
     buckets: HashMap<BucketKey, Bucket>,
-    streams: HashMap<StreamId, QuotaStream>,
+    streams: HashMap<StreamId, StreamState>,
     /// The buckets without streams, ordered by the end of the window to which their usage belongs.
     vacant: BTreeSet<(Timestamp, BucketKey)>,
 }
 
 #[derive(Debug)]
-struct QuotaStream {
+struct StreamState {
     outbox: mpsc::Sender<BucketAssignments>,
     buckets: HashSet<BucketKey>,
     /// The earliest end of a window among the stream's buckets.
@@ -91,7 +91,7 @@ impl Quotas {
     pub fn add_stream(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
-        let joined = QuotaStream {
+        let joined = StreamState {
             outbox,
             buckets: HashSet::new(),
             window_end: None,

@@ -329,7 +329,7 @@ mod tests {
             ),
             ("1.0", "connection: keep-alive\r\n", vec!["keep-alive"]),
         ] {
-            let response = parsed(&format!("HTTP/{version} 200 OK\r\n{lines}\r\n"));
+            let response = parsed(format!("HTTP/{version} 200 OK\r\n{lines}\r\n"));
             let response = response.unwrap().unwrap();
             let values: Vec<_> = response.headers().get_all("connection").iter().collect();
             assert_eq!(values, expected, "{version} {lines}");

@@ -28,7 +28,7 @@ use tidegate_net::{Problem, response::Answer};
 use tidegate_tower::RuleNames;
 
 use super::{
-    HttpConnection,
+    HttpConnectionContext,
     reserve::{self, RESERVATION},
     status,
 };
@@ -84,7 +84,7 @@ impl Options<'_> {
         answer: &mut Answer,
         decided: DecidedRequest<'_>,
         verdict: &Verdict<'_>,
-        context: &HttpConnection,
+        context: &HttpConnectionContext,
     ) {
         let Some(rule) = verdict.rule else {
             return;
@@ -135,7 +135,7 @@ fn is_between_characters(text: &[u8], at: usize) -> bool {
 }
 
 pub(super) async fn authorize(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     request: &Request<Incoming>,
 ) -> Result<Answer, Problem> {
     let options = options(request.uri().query().unwrap_or_default())?;
@@ -149,7 +149,7 @@ pub(super) async fn authorize(
 }
 
 async fn decide(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     request: &Request<Incoming>,
     options: &Options<'_>,
 ) -> Result<Answer, Problem> {
@@ -194,7 +194,7 @@ fn ambiguous_request(ambiguous: &AmbiguousRequest) -> Problem {
 
 /// Decides a request that a proxy has described.
 async fn decide_forwarded(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     options: &Options<'_>,
     forwarded: &ForwardAuthRequest<'_>,
 ) -> Result<Answer, Problem> {
@@ -263,7 +263,7 @@ fn refusal(error: ReserveError, names: RuleNames) -> Problem {
 
 /// Builds the response that contains a verdict.
 fn answer(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     options: &Options<'_>,
     verdict: &Verdict<'_>,
     now: Timestamp,
@@ -285,7 +285,7 @@ fn answer(
 async fn add_token(
     answer: &mut Answer,
     token: &str,
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
 ) -> Result<(), Problem> {
     if token.len() > MAX_TOKEN_BYTES {
         // If Redis does not respond, the reservation expires.

@@ -19,7 +19,7 @@ use tidegate_net::{
 };
 
 use super::{
-    HttpConnection,
+    HttpConnectionContext,
     fields::{Field, FieldLocation},
     status,
 };
@@ -33,7 +33,7 @@ pub(crate) struct CheckRequest<'j> {
 }
 
 pub(super) async fn check(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     body: &[u8],
     effect: Effect,
 ) -> Result<Answer, Problem> {
@@ -77,7 +77,7 @@ pub(super) async fn check(
 
 /// Normalises the request entries in `check`, and calls `decide` with the resulting request.
 pub(super) async fn with_request<T>(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     check: CheckRequest<'_>,
     decide: impl AsyncFnOnce(&Arc<RuleSet>, &Request<'_>, &mut Scratch) -> Result<T, Problem>,
 ) -> Result<T, Problem> {

@@ -119,7 +119,7 @@ pub fn listen(
     let exempt = listener.identity.exempt();
     let hosts: Arc<[String]> = listener.hosts.into();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
-        let context = HttpConnection {
+        let context = HttpConnectionContext {
             limiter: Arc::clone(&listener.limiter),
             rate_limits: listener.rate_limits.clone(),
             headers: RefCell::new(headers.clone()),
@@ -196,7 +196,7 @@ type AnswerResult = Result<Answer, Problem>;
 
 /// The context for handling the requests of one connection.
 #[derive(Debug)]
-struct HttpConnection {
+struct HttpConnectionContext {
     limiter: Arc<ServerLimiter>,
     rate_limits: Option<Arc<RateLimitService>>,
     headers: RefCell<HeaderWriter>,
@@ -210,7 +210,7 @@ struct HttpConnection {
     close: CloseWatch,
 }
 
-impl HttpConnection {
+impl HttpConnectionContext {
     fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Answer> {
         let span = match span_name(request.uri().path()) {
             Some(name) => trace::request_span(ListenerKind::Http, name, request.headers()),

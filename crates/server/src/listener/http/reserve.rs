@@ -17,7 +17,7 @@ use tidegate_net::{
 use tidegate_tower::RuleNames;
 
 use super::{
-    HttpConnection,
+    HttpConnectionContext,
     check::{longest_wait, read_with, with_request},
     fields::{Field, FieldLocation, integer},
     status, verdict,
@@ -36,7 +36,10 @@ const FINAL_COSTS: RangeInclusive<u64> = 0..=MAX_COUNT;
 /// number of up to 20 digits.
 const RESERVATION_JSON_BYTES: usize = 34 + 20;
 
-pub(super) async fn reserve(context: &HttpConnection, body: &[u8]) -> Result<Answer, Problem> {
+pub(super) async fn reserve(
+    context: &HttpConnectionContext,
+    body: &[u8],
+) -> Result<Answer, Problem> {
     let members = json::object(body)?;
     let (ttl, wait) = (Cell::new(DEFAULT_TTL), Cell::new(Span::ZERO));
     let known = &["entries", "cost", "raw", "ttl", "wait_ms"];
@@ -102,7 +105,7 @@ fn push_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
 /// Settles the reservation in the body, or in the headers if the body is empty. Proxies send
 /// headers, because most proxies cannot write a request body.
 pub(super) async fn settle(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     headers: &HeaderMap,
     body: &[u8],
 ) -> Result<Answer, Problem> {
@@ -194,7 +197,7 @@ fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Pr
     }
 }
 
-pub(super) async fn renew(context: &HttpConnection, body: &[u8]) -> Result<Answer, Problem> {
+pub(super) async fn renew(context: &HttpConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
     let members = json::object(body)?;
     let mut problems = Vec::new();
     let (mut token, mut ttl) = (None, DEFAULT_TTL);

@@ -15,7 +15,7 @@ use tidegate_net::{
 };
 
 use super::{
-    HttpConnection,
+    HttpConnectionContext,
     build_limits::build_limits,
     fields::{Field, FieldLocation},
     limit_fields::{is_field, listed, set, unknown},
@@ -55,7 +55,10 @@ struct ThrottleRequest<'j> {
     location: fn(usize) -> FieldLocation,
 }
 
-pub(super) async fn throttle(context: &HttpConnection, body: &[u8]) -> Result<Answer, Problem> {
+pub(super) async fn throttle(
+    context: &HttpConnectionContext,
+    body: &[u8],
+) -> Result<Answer, Problem> {
     let mut members = Members::new();
     let (key, parameters) = match cached(body) {
         Some(cached) => cached,
@@ -104,7 +107,7 @@ fn parse_and_cache<'b>(
 }
 
 async fn answer(
-    context: &HttpConnection,
+    context: &HttpConnectionContext,
     key: &str,
     parameters: &ThrottleParameters,
     buffers: &mut ThrottleBuffers,
@@ -126,7 +129,7 @@ async fn answer(
         let decision = turn.decide(limiter, &mut charges, outcomes);
         let turn = Box::pin(context.wait_for(decision, || false)).await?;
         now = limiter.now();
-        turn.decided
+        turn.decision
     } else {
         let decision = context.limiter.decide(request, &mut buffers.outcomes);
         decision.boxed().await

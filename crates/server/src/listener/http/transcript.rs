@@ -13,7 +13,7 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Shutdown, auth::Authenticator, response::Answer};
 use tidegate_tower::{HeaderWriter, Legacy};
 
-use super::{HttpConnection, HttpEndpoint, close_watch::CloseWatch};
+use super::{HttpConnectionContext, HttpEndpoint, close_watch::CloseWatch};
 
 /// Handles a request to `endpoint` with this body, without a socket. Returns the status and body of
 /// the response. Does not support a Redis-backed limiter.
@@ -23,7 +23,7 @@ pub fn transcript(
     endpoint: HttpEndpoint,
     body: &[u8],
 ) -> (u16, Vec<u8>) {
-    let context = HttpConnection {
+    let context = HttpConnectionContext {
         limiter: Arc::clone(limiter),
         rate_limits: None,
         headers: RefCell::new(HeaderWriter::new(true, Legacy::Delta)),

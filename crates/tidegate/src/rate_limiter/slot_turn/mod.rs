@@ -195,9 +195,9 @@ impl<'s> SlotTurn<'s> {
             return self.decide_unless_waiting(limiter, charges, outcomes, now);
         }
         let request = StoreRequest::new(charges, now, self.effect);
-        let decision = self.call_now(limiter.store(), request, outcomes)?;
-        estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
-        Some(decision)
+        let decided = self.call_now(limiter.store(), request, outcomes)?;
+        estimate(limiter.wait_queues(), &decided.decision, charges, outcomes);
+        Some(decided)
     }
 
     fn decide_unless_waiting<L: RateLimiter + ?Sized>(
@@ -212,14 +212,14 @@ impl<'s> SlotTurn<'s> {
         }
         let (original, store) = (charges.clone(), limiter.store());
         let request = attempt(charges, now, Effect::Charge, CacheSearch::Due);
-        let decision = self.call_now(store, request, outcomes)?;
-        if queue_of_denial(&decision.decided, charges, outcomes).is_some() {
+        let decided = self.call_now(store, request, outcomes)?;
+        if queue_of_denial(&decided.decision, charges, outcomes).is_some() {
             *charges = original;
             return None;
         }
-        store.count(now, &original, charges, &decision.decided, outcomes);
-        estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
-        Some(decision)
+        store.count(now, &original, charges, &decided.decision, outcomes);
+        estimate(limiter.wait_queues(), &decided.decision, charges, outcomes);
+        Some(decided)
     }
 
     fn call_now<S: Store>(
@@ -325,9 +325,9 @@ impl<'s> SlotTurn<'s> {
             cache_search,
             ..StoreRequest::new(charges, limiter.now(), self.effect)
         };
-        let decision = self.call(limiter.store(), request, outcomes).await;
-        estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
-        decision
+        let decided = self.call(limiter.store(), request, outcomes).await;
+        estimate(limiter.wait_queues(), &decided.decision, charges, outcomes);
+        decided
     }
 
     /// Returns whether a call with `effect` reserves. [`Store::reserve`] would charge with any
@@ -589,9 +589,9 @@ impl<'l, L: RateLimiter + ?Sized> Attempts<'l, L> {
             let attempt = self
                 .progress
                 .attempt(turn, limiter, charges, outcomes, search);
-            let decision = Box::pin(attempt).await?;
-            estimate(limiter.wait_queues(), &decision.decided, charges, outcomes);
-            return Some(decision);
+            let decided = Box::pin(attempt).await?;
+            estimate(limiter.wait_queues(), &decided.decision, charges, outcomes);
+            return Some(decided);
         }
         Some(turn.decide_once(limiter, charges, outcomes, search).await)
     }

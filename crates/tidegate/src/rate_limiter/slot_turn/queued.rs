@@ -82,15 +82,15 @@ impl<'l, L: RateLimiter + ?Sized> QueueProgress<'l, L> {
         let original = charges.clone();
         let now = limiter.now();
         let request = attempt(charges, now, effect, cache_search);
-        let decision = turn.call(store, request, outcomes).await;
+        let decided = turn.call(store, request, outcomes).await;
         if turn.is_cancelled() {
-            return Some(decision);
+            return Some(decided);
         }
-        let is_admitted = decision.decided.decision == Decision::Admitted;
+        let is_admitted = decided.decision.decision == Decision::Admitted;
         let queue = if is_admitted {
             ahead
         } else {
-            queue_of_denial(&decision.decided, charges, outcomes)
+            queue_of_denial(&decided.decision, charges, outcomes)
         };
         if effect == Effect::Charge && (is_admitted || self.is_last || queue.is_none()) {
             self.end_wait(if is_admitted {
@@ -98,8 +98,8 @@ impl<'l, L: RateLimiter + ?Sized> QueueProgress<'l, L> {
             } else {
                 WaitEnd::Denied
             });
-            store.count(now, &original, charges, &decision.decided, outcomes);
-            return Some(decision);
+            store.count(now, &original, charges, &decided.decision, outcomes);
+            return Some(decided);
         }
         let Some(queue) = queue else {
             // If the peek was admitted, the next attempt charges the request. If the peek was
@@ -113,8 +113,8 @@ impl<'l, L: RateLimiter + ?Sized> QueueProgress<'l, L> {
         let entered = QueuedWait::enter(self.wait.take(), limiter, queue, turn.longest_wait);
         let Some(wait) = entered else {
             if effect == Effect::Charge {
-                store.count(now, &original, charges, &decision.decided, outcomes);
-                return Some(decision);
+                store.count(now, &original, charges, &decided.decision, outcomes);
+                return Some(decided);
             }
             self.is_last = true;
             return None;

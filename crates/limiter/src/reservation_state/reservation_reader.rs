@@ -1,9 +1,9 @@
 //! Reads stored reservations.
 
 /// The bytes that have not been decoded yet.
-pub(crate) struct TokenReader<'b>(pub(crate) &'b [u8]);
+pub(crate) struct ReservationReader<'b>(pub(crate) &'b [u8]);
 
-impl<'b> TokenReader<'b> {
+impl<'b> ReservationReader<'b> {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
