@@ -20,8 +20,7 @@ def reserve_port():
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reservation.bind(("127.0.0.1", 0))
     port_reservations.append(reservation)
-    port = reservation.getsockname()[1]
-    return port
+    return reservation.getsockname()[1]
 
 
 def accepts_connections(port):

@@ -1,4 +1,4 @@
-"""Starts programs on free ports of this machine, and waits until they are ready."""
+"""Starts programs on reserved ports of this machine, and waits until they are ready."""
 
 import atexit
 import contextlib
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+
 
 def spawn(*command):
     """Starts a program, and kills it when this program ends."""
@@ -63,8 +64,7 @@ def reserve_port():
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reservation.bind(("127.0.0.1", 0))
     port_reservations.append(reservation)
-    port = reservation.getsockname()[1]
-    return port
+    return reservation.getsockname()[1]
 
 
 def eventually(what, attempt, timeout=30.0):

@@ -10,7 +10,7 @@ from programs import accepts_connections, eventually, fetch, reserve_port
 
 
 class Server:
-    """A server on free ports. `settings` is the rules file without `listen`."""
+    """A server on reserved ports. `settings` is the rules file without `listen`."""
 
     def __init__(self, binary, folder, number, settings, environment=None):
         self.http, self.resp, self.admin = reserve_port(), reserve_port(), reserve_port()

@@ -81,7 +81,10 @@ export function tally(statuses) {
   return counts;
 }
 
-/** Returns a port that no program uses. */
+/**
+ * Returns a port that no program uses. Another program can take the port before the caller uses it:
+ * Node.js cannot bind a socket without listening, so it cannot reserve a port.
+ */
 export async function freePort() {
   const server = createServer().listen(0, "127.0.0.1");
   await once(server, "listening");

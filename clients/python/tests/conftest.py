@@ -38,7 +38,7 @@ rules:
 
 
 class Server:
-    """A Tidegate process with an HTTP listener on a free port."""
+    """A Tidegate process with an HTTP listener on a reserved port."""
 
     def __init__(
         self, folder: Path, rules: str, http: str = "", more: str = "", scheme: str = "http"
@@ -156,7 +156,7 @@ def unique(request: pytest.FixtureRequest) -> str:
 
 
 class RedisServer:
-    """A Redis process on a free port."""
+    """A Redis process on a reserved port."""
 
     def __init__(self, folder: Path) -> None:
         program = shutil.which("redis-server")

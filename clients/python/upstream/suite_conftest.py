@@ -18,9 +18,12 @@ from tidegate.limits import AsyncTidegateStorage, TidegateStorage
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{listener.getsockname()[1]}"
+    # The socket does not listen, so the server can. No other program gets the port meanwhile.
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    config.add_cleanup(reservation.close)
+    host = f"127.0.0.1:{reservation.getsockname()[1]}"
     folder = Path(tempfile.mkdtemp())
     rules = folder / "tidegate.yaml"
     rules.write_text(f"listen: {{http: {host}, resp: off, grpc: off, admin: off}}\nrules: []\n")

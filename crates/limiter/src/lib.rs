@@ -4,7 +4,8 @@
 //! the decision needs no call to Redis, which is always the case with the memory store. A caller
 //! that is not async uses a ready result immediately, and passes a pending result to a task.
 //!
-//! The modules form layers. Each module imports only from the layers below it:
+//! The modules form layers. A module imports from the layers below it, and from other modules of its
+//! layer, but never in a cycle:
 //!
 //! ```text
 //! operations  decide, store, observe, reservations, overrides, fleet_lists, explain, listing,
@@ -12,6 +13,7 @@
 //! struct      server_limiter: owns the parts, replaces the rules, collects the metrics
 //! parts       backend, observers (metrics, entries, denials, top, events, candidate, record),
 //!             reservation_state, override_state, snapshot
+//! helpers     build_cache, date, https_client, publisher, scratch, throttle_key, trace
 //! ```
 
 mod admin_ops;

@@ -15,7 +15,8 @@
 --          are empty
 --
 -- Returns one of
---   {1 admitted or 0 limited, instant, each value used for the decision, each receipt}
+--   {1 admitted or 0 limited, instant, each value used for the decision, each receipt
+--     (receipt.lua)}
 --   {3 blocked, instant, index of the charge, end of the block}
 --   {2 values under other parameters or written by a clock that was ahead, instant, each value}
 --   {4 instant outside a program's calendar windows, instant}
@@ -132,6 +133,7 @@ if not outdated then
     -- The table is created with the usual number of elements, because growing a table is more
     -- expensive.
     local states, number = {'', '', '', ''}, 0
+    -- The elements are at the positions CHARGED_AT and CHARGED_LEDGER (receipt.lua).
     local receipt, kernels = effect == 'reserve' and {now, charge.ledger}, 0
     while at <= #program do
       local kernel, denies, state, till = byte(program, at), nil, nil, nil
