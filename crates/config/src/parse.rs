@@ -149,6 +149,7 @@ impl Config {
             lint::proxy::warn(proxy, &raw_proxy.upstreams, &self.rules, report);
         }
         lint::exact_path::warn(&raw_rules.rules, report);
+        lint::implied_limit::warn(&self.rules, &raw_rules.rules, report);
         lint::no_burst::warn(&raw_rules, report);
         lint::dead_conditions::warn(&raw_rules, &raw_proxy.upstreams, self, report);
     }

@@ -4,6 +4,7 @@
 pub(super) mod bypass;
 pub(super) mod dead_conditions;
 pub(super) mod exact_path;
+pub(super) mod implied_limit;
 mod misread;
 pub(super) mod no_burst;
 pub(super) mod plan_choice;

@@ -2,6 +2,7 @@
 
 mod algorithm;
 pub mod bounds;
+mod implied;
 mod like;
 mod quota_unit;
 pub(crate) mod rate;

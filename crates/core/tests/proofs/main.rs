@@ -15,6 +15,7 @@ mod elastic;
 mod flood;
 mod full;
 mod handover;
+mod implied;
 mod promises;
 mod regressions;
 mod restart;
