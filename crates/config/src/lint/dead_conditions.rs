@@ -388,9 +388,14 @@ fn misspelt_key(entry: &str, meant: &str) -> String {
 
 /// Returns whether `word` is probably a misspelling of the standard entry `known`. A misspelling
 /// has one letter inserted, one letter missing, or one letter swapped with the next letter. In a
-/// long name, one letter may also be substituted, or two letters may be missing.
+/// long name, one letter may also be substituted, or two letters may be missing. In a name of two
+/// or three letters, only a letter may be doubled, because many other short names are similar: `id`
+/// and `zip` are probably not meant as `ip`.
 fn is_slip_of_standard(word: &str, known: &str) -> bool {
-    if word.len() < 3 || known.len() < 4 || word.len().abs_diff(known.len()) > 2 {
+    if known.len() < 4 {
+        return has_doubled_letter(word, known);
+    }
+    if word.len() < 3 || word.len().abs_diff(known.len()) > 2 {
         return false;
     }
     let is_long = known.len() >= 6;
@@ -401,6 +406,15 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
                 2 => known.len() == word.len() + 2,
                 _ => false,
             }
+}
+
+/// Returns whether `word` is `known` with one letter twice in a row.
+fn has_doubled_letter(word: &str, known: &str) -> bool {
+    let (word, known) = (word.as_bytes(), known.as_bytes());
+    let is_doubled = |at: usize| {
+        word[at] == word[at + 1] && word[..at] == known[..at] && word[at + 1..] == known[at..]
+    };
+    word.len() == known.len() + 1 && (0..known.len()).any(is_doubled)
 }
 
 /// Returns whether two names chosen by an application probably differ only by a typo. Returns false

@@ -201,6 +201,9 @@ fn a_key_entry_that_probably_never_arrives_is_a_warning() {
         ("headers.x-key", "header.x-key"),
         ("contry", "country"),
         ("mehtod", "method"),
+        ("ipp", "ip"),
+        ("iip", "ip"),
+        ("assn", "asn"),
     ] {
         let messages = rules(&[key]);
         assert!(
@@ -213,6 +216,7 @@ fn a_key_entry_that_probably_never_arrives_is_a_warning() {
         &["key_a", "key_b"],
         &["ip", "id"],
         &["country", "asn"],
+        &["zip", "vip", "api", "ips", "asan", "app"],
     ] {
         assert!(rules(keys).is_empty(), "{keys:?}");
     }
