@@ -28,6 +28,17 @@ use crate::{
 /// for the code.
 const NO_ENTRY: &str = "no-entry";
 
+/// The code of the warning about a method that is probably misspelt. Users can search for the code.
+const UNKNOWN_METHOD: &str = "unknown-method";
+
+/// The method of a former Microsoft web server, which differs from `TRACE` in one letter.
+const TRACK: &str = "TRACK";
+
+/// The methods of HTTP.
+const METHODS: [&str; 9] = [
+    "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
+];
+
 /// The entries with fixed names that the proxy derives from every request.
 const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
@@ -134,7 +145,9 @@ impl Warnings<'_> {
 /// Returns a warning about `text`, a string in a pattern for `entry`, if `text` can never match or
 /// is easily misunderstood.
 pub(super) fn text_message(entry: &str, comparison: TextComparison, text: &str) -> Option<String> {
-    misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
+    misread::message(entry, comparison, text)
+        .or_else(|| unmatchable_text(entry, comparison, text))
+        .or_else(|| misspelt_method(entry, comparison, text))
 }
 
 /// Returns whether the proxy is the only listener that applies rules, so that no client can send
@@ -498,7 +511,11 @@ fn unmatchable_text(entry: &str, comparison: TextComparison, text: &str) -> Opti
     }
     let (form, usual) = match entry {
         "path" => usual_path(text)?,
-        "method" => ("methods are uppercase", text.to_ascii_uppercase()),
+        "method" if text.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+            let upper = text.to_ascii_uppercase();
+            let usual = misspelt_as(&upper).map_or(upper, str::to_owned);
+            ("methods are uppercase", usual)
+        }
         "host" => usual_host(text),
         "country" if text.len() == 2 => ("country codes are uppercase", text.to_ascii_uppercase()),
         "ip" | "ip.exact" if text.contains('/') => {
@@ -514,6 +531,38 @@ fn unmatchable_text(entry: &str, comparison: TextComparison, text: &str) -> Opti
         )
     };
     (usual != text).then(message)
+}
+
+/// Returns a warning if `text` is probably a misspelling of a standard method. A service can have
+/// methods of its own, so only a similar name is reported.
+fn misspelt_method(entry: &str, comparison: TextComparison, text: &str) -> Option<String> {
+    let is_literal = entry == "method" && comparison != TextComparison::Regex;
+    let meant = misspelt_as(text).filter(|_| is_literal)?;
+    let text = shown(text);
+    Some(format!(
+        "{UNKNOWN_METHOD}: {text} is not a standard method; did you mean `{meant}`?"
+    ))
+}
+
+/// Returns the standard method of which `method`, in uppercase, is probably a misspelling. A
+/// misspelling has one letter inserted or missing, or two neighbouring letters swapped. In a method
+/// of four letters or more, one letter may also be substituted, and in a method of six letters or
+/// more, two letters may be missing. With more tolerance, methods of services would be reported:
+/// `LIST` and `POST` differ in two letters, `SET` and `GET` in one.
+fn misspelt_as(method: &str) -> Option<&'static str> {
+    const MAX_BYTES: usize = 16;
+    if method.len() > MAX_BYTES || METHODS.contains(&method) || method == TRACK {
+        return None;
+    }
+    let is_misspelling = |known: &&&str| {
+        is_slip(method, known)
+            || match strsim::damerau_levenshtein(method, known) {
+                1 => known.len() > 3,
+                2 => known.len() >= 6 && known.len() == method.len() + 2,
+                _ => false,
+            }
+    };
+    METHODS.iter().find(is_misspelling).copied()
 }
 
 /// Returns a description of the form that a host must have, and `text` converted to this form.

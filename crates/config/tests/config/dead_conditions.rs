@@ -76,6 +76,55 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
 }
 
 #[test]
+fn a_misspelt_method_is_a_warning() {
+    for (written, meant) in [
+        ("GTE", "GET"),
+        ("GETT", "GET"),
+        ("PSOT", "POST"),
+        ("POSR", "POST"),
+        ("POTS", "POST"),
+        ("DELTE", "DELETE"),
+        ("DELT", "DELETE"),
+        ("DELEET", "DELETE"),
+        ("DLETE", "DELETE"),
+        ("OPTION", "OPTIONS"),
+        ("OPITONS", "OPTIONS"),
+        ("PACTH", "PATCH"),
+    ] {
+        let expected = format!(
+            "when.method (line 2): unknown-method: {written} is not a standard method; did you mean `{meant}`?"
+        );
+        for when in ["{method: METHOD}", "{method: [GET, METHOD, PURGE]}"] {
+            let messages = of_rule("", &format!("when: {}", when.replace("METHOD", written)));
+            assert_eq!(messages.len(), 1, "{messages:?}");
+            assert_eq!(messages[0].replace("method[1]", "method"), expected);
+        }
+    }
+    let expected = "when.method (line 2): no-match: at the proxy and in forward-auth, methods are uppercase; write GET";
+    for written in ["get", "Get", "gte"] {
+        assert_eq!(
+            of_rule("", &format!("when: {{method: {written}}}")),
+            [expected]
+        );
+    }
+}
+
+/// The methods of the IANA registry, and methods that well-known software uses.
+#[test]
+fn a_method_of_another_protocol_is_not_a_misspelling() {
+    let methods = "ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY DELETE GET HEAD LABEL LINK LOCK MERGE \
+        MKACTIVITY MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE OPTIONS ORDERPATCH PATCH POST PRI PROPFIND \
+        PROPPATCH PUT QUERY REBIND REPORT SEARCH TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF \
+        VERSION-CONTROL PURGE BAN REFRESH LIST SET SUBSCRIBE UNSUBSCRIBE NOTIFY M-SEARCH SOURCE TRACK DEBUG PUSH COLLECT POLL \
+        '*' 'G*' '*ET'";
+    for method in methods.split_whitespace() {
+        let messages = of_rule("", &format!("when: {{method: {method}}}"));
+        assert!(messages.is_empty(), "{messages:?}");
+    }
+    assert_eq!(of_rule("", "when: {method: {regex: 'GTE|PSOT'}}"), [""; 0]);
+}
+
+#[test]
 fn possible_texts_are_not_warnings() {
     for fields in [
         "when: {path: {is: /login}, method: [GET, PURGE], host: '*.example.com'}",
