@@ -82,7 +82,7 @@ const UNBLOCK_HELP: &str = key_help!(
 
 const OVERRIDE_HELP: &str = key_help!(
     "  tidegate override api acme --limit 200/min --for 2h --reason launch
-  tidegate override api acme --limit 2x --until 2030-01-01T00:00:00Z
+  tidegate override api acme --limit 2x --until 2030-01-01T09:00:00Z
   tidegate override api acme --plan pro
   tidegate override api 'acme-*' --limit 10/s --limit 200/min    all keys that match the pattern
   tidegate override api acme --remove"
@@ -346,7 +346,8 @@ pub(crate) struct BlockOptions {
     #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
     #[arg(allow_hyphen_values = true, value_parser = duration)]
     pub(crate) span: Option<String>,
-    /// The end, as a date such as 2030-01-01T00:00:00Z; only with --entry
+    /// The end: a date such as 2030-01-01 (00:00 UTC), or a date and time such as
+    /// 2030-01-01T09:00:00Z; only with --entry
     #[arg(long, value_name = "DATE", requires = "entries", conflicts_with_all = KEY_ARGUMENTS)]
     pub(crate) until: Option<String>,
     /// The reason, shown in the list of blocks
@@ -392,7 +393,8 @@ pub(crate) struct OverrideOptions {
     #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
     #[arg(allow_hyphen_values = true, value_parser = duration)]
     pub(crate) span: Option<String>,
-    /// The end, as a date such as 2030-01-01T00:00:00Z
+    /// The end: a date such as 2030-01-01 (00:00 UTC), or a date and time such as
+    /// 2030-01-01T09:00:00Z
     #[arg(long, value_name = "DATE")]
     pub(crate) until: Option<String>,
     /// The reason, shown in the list of overrides

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use tidegate_core::Timestamp;
+use tidegate_core::{Timestamp, notation};
 
 use super::{report::Report, value::Fields};
 
@@ -25,7 +25,7 @@ pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<Candid
     let fields = value.fields(report, what, &["rules", "until"])?;
     let until = fields
         .get("until")
-        .and_then(|until| until.parsed(report, "a date", instant));
+        .and_then(|until| until.parsed(report, "a date", notation::instant));
     let Some(rules) = fields.get("rules") else {
         if !fields.tries("rules") {
             let problem = "is missing; name the rules file with the candidate rules";
@@ -38,28 +38,6 @@ pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<Candid
         file: PathBuf::from(path),
         until,
     })
-}
-
-/// Parses an RFC 3339 timestamp or a date. A date means the start of that day in UTC.
-fn instant(text: &str) -> Result<Timestamp, String> {
-    let date = || {
-        let date: jiff::civil::Date = text.parse().ok()?;
-        let start = date.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
-        Some(start.timestamp())
-    };
-    let instant = if text.len() == "2030-01-31".len() {
-        date()
-    } else {
-        text.parse::<jiff::Timestamp>().ok()
-    };
-    instant
-        .and_then(|instant| u64::try_from(instant.as_microsecond()).ok())
-        .map(Timestamp::from_micros)
-        .ok_or_else(|| {
-            "expected a date such as 2030-01-31, or a date and time with a time zone such as \
-             2030-01-31T09:00:00Z"
-                .to_owned()
-        })
 }
 
 #[cfg(test)]
@@ -92,14 +70,9 @@ mod tests {
         let rules =
             "candidate.rules (line 1): is missing; name the rules file with the candidate rules";
         assert_eq!(mistakes("candidate: {}"), [rules]);
-        let until = "expected a date such as 2030-01-31, or a date and time with a time zone such as \
-                     2030-01-31T09:00:00Z";
-        for bad in [
-            "tomorrow",
-            "2030-02-30",
-            "2030-01-31T09:00:00",
-            "1960-01-01",
-        ] {
+        let until = "expected a date such as 2030-01-31 (00:00 UTC), or a date and time with a time zone \
+                     such as 2030-01-31T09:00:00Z, got";
+        for bad in ["tomorrow", "2030-02-30", "2030-01-31T09:00:00"] {
             let text = format!("candidate:\n  rules: a.yaml\n  until: {bad}\n");
             let messages = mistakes(&text);
             assert_eq!(messages.len(), 1, "{messages:?}");

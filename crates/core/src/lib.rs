@@ -40,11 +40,11 @@ mod rules;
 mod store;
 mod time;
 
-/// Parsers for rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
+/// Parsers for rates, durations and instants: `20/min`, `5/10s`, `1d`, `2030-01-31T09:00:00Z`.
 pub mod notation {
     pub use crate::{
         limit::rate,
-        time::notation::{NotationError, span},
+        time::notation::{NotationError, instant, span},
     };
 }
 

@@ -20,15 +20,6 @@ pub fn rfc3339(instant: Timestamp) -> String {
     format!("{date:.3}")
 }
 
-/// Parses an RFC 3339 date. Returns `None` if `text` is not a date, or is a date before 1970.
-#[must_use]
-pub fn parse(text: &str) -> Option<Timestamp> {
-    let date: jiff::Timestamp = text.parse().ok()?;
-    u64::try_from(date.as_microsecond())
-        .ok()
-        .map(Timestamp::from_micros)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,12 +29,6 @@ mod tests {
         let instant = Timestamp::from_micros(1_700_000_000_100_999);
         assert_eq!(date(instant).as_deref(), Some("2023-11-14T22:13:21Z"));
         assert_eq!(rfc3339(instant), "2023-11-14T22:13:20.100Z");
-        let parsed = Timestamp::from_micros(1_700_000_000_100_000);
-        assert_eq!(parse("2023-11-14T23:13:20.1+01:00"), Some(parsed));
-        assert_eq!(
-            (parse("2023-11-14"), parse("1969-12-31T23:59:59Z")),
-            (None, None)
-        );
         let last = rfc3339(Timestamp::from_micros(u64::MAX));
         assert_eq!(last.len(), "2023-11-14T22:13:20.100Z".len(), "{last}");
     }

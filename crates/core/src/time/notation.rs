@@ -1,8 +1,10 @@
-//! The notation of durations: `10s`, `1d`, `500ms`.
+//! The notation of durations (`10s`, `1d`, `500ms`) and of instants (`2030-01-31T09:00:00Z`).
 
 use std::fmt;
 
-use super::{MAX_PERIOD, Span};
+use jiff::{civil, tz::TimeZone};
+
+use super::{MAX_PERIOD, Span, Timestamp};
 
 /// The units of time, longest first. Each entry contains the unit's length in microseconds and its
 /// names. The first name is the canonical name.
@@ -63,6 +65,61 @@ pub fn span(text: &str) -> Result<Span, NotationError> {
     in_range(micros, text)
 }
 
+/// Parses an instant: a date and time with a time zone (RFC 3339), or a date, which means the start
+/// of that day in UTC.
+///
+/// # Errors
+///
+/// Rejects any other notation, a date and time without a time zone, and an instant before 1970.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::notation;
+///
+/// let midnight = notation::instant("2030-01-31T00:00:00Z").unwrap();
+/// assert_eq!(notation::instant("2030-01-31"), Ok(midnight));
+/// assert_eq!(notation::instant("2030-01-31T01:00:00+01:00"), Ok(midnight));
+/// let refused = notation::instant("2030-01-31T00:00:00").unwrap_err();
+/// assert!(refused.to_string().ends_with("; for UTC, write 2030-01-31T00:00:00Z"));
+/// ```
+pub fn instant(text: &str) -> Result<Timestamp, NotationError> {
+    let text = text.trim();
+    let instant = match start_of_day(text) {
+        Some(start) => start,
+        None => text.parse().map_err(|_| expected_instant(text))?,
+    };
+    let micros = u64::try_from(instant.as_microsecond());
+    let micros = micros.map_err(|_| {
+        NotationError(format!(
+            "expected an instant after 1970-01-01, got \"{text}\""
+        ))
+    })?;
+    Ok(Timestamp::from_micros(micros))
+}
+
+/// Returns the first instant of a date such as `2030-01-31` in UTC.
+fn start_of_day(text: &str) -> Option<jiff::Timestamp> {
+    // The parser of dates also accepts a date and time, and ignores the time.
+    if text.len() != "2030-01-31".len() {
+        return None;
+    }
+    let date: civil::Date = text.parse().ok()?;
+    Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp())
+}
+
+fn expected_instant(text: &str) -> NotationError {
+    let in_utc = format!("{text}Z");
+    let advice = match in_utc.parse::<jiff::Timestamp>() {
+        Ok(_) => format!("; for UTC, write {in_utc}"),
+        Err(_) => String::new(),
+    };
+    NotationError(format!(
+        "expected a date such as 2030-01-31 (00:00 UTC), or a date and time with a time zone such as \
+         2030-01-31T09:00:00Z, got \"{text}\"{advice}"
+    ))
+}
+
 /// Returns the longest unit that divides `micros` without a remainder, and its name. Weeks are not
 /// used.
 fn largest_unit(micros: u64) -> (u64, &'static str) {
@@ -111,6 +168,45 @@ fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_instant_is_a_date_or_a_date_and_time_with_a_zone() {
+        let new_year = Timestamp::from_micros(1_798_761_600_000_000);
+        for text in [
+            "2027-01-01",
+            " 2027-01-01 ",
+            "2027-01-01T00:00:00Z",
+            "2027-01-01T01:00:00+01:00",
+            "2026-12-31 19:00:00-05:00",
+        ] {
+            assert_eq!(instant(text), Ok(new_year), "{text}");
+        }
+        let expected = "expected a date such as 2030-01-31 (00:00 UTC), or a date and time with a time zone such \
+            as 2030-01-31T09:00:00Z, got";
+        for (text, advice) in [
+            ("", ""),
+            ("tomorrow", ""),
+            ("2030-02-30", ""),
+            ("2030-1-1", ""),
+            ("31.01.2030", ""),
+            ("1735689600", ""),
+            (
+                "2030-01-31T09:00:00",
+                "; for UTC, write 2030-01-31T09:00:00Z",
+            ),
+            ("2030-01-31 09:00", "; for UTC, write 2030-01-31 09:00Z"),
+        ] {
+            let message = instant(text).unwrap_err().to_string();
+            assert_eq!(message, format!("{expected} \"{text}\"{advice}"));
+        }
+        for text in ["1960-01-01", "1969-12-31T23:59:59Z"] {
+            let message = instant(text).unwrap_err().to_string();
+            assert_eq!(
+                message,
+                format!("expected an instant after 1970-01-01, got \"{text}\"")
+            );
+        }
+    }
 
     #[test]
     fn a_malformed_duration_is_refused() {

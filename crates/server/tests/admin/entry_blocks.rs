@@ -84,6 +84,14 @@ fn a_part_of_a_key_is_blocked_in_one_rule() {
     );
     assert_eq!(listener.ask("DELETE", path, "").status, 200);
     let all = "/v1/entry-blocks/path/%2Fa/ip/192.0.2.1";
+    let put = listener
+        .ask("PUT", all, r#"{"until": "2023-11-15"}"#)
+        .json();
+    assert_eq!(
+        put["until"], "2023-11-15T00:00:00Z",
+        "a date is its first instant in UTC"
+    );
+    listener.ask("DELETE", all, "");
     let put = listener.ask("PUT", all, r#"{"until": "2023-11-14T22:14:00Z"}"#);
     assert_eq!(put.status, 200, "{put:?}");
     assert!(!from(&listener, "192.0.2.1"));

@@ -615,8 +615,9 @@ fn bad_overrides_are_rejected() {
         ),
         (
             KEY,
-            r#"{"limits": "2x", "until": "2030-01-01"}"#,
-            "until: expected a date with a time; write \"2030-01-01T00:00:00Z\"",
+            r#"{"limits": "2x", "until": "2030-01-01T09:00:00"}"#,
+            "until: expected a date such as 2030-01-31 (00:00 UTC), or a date and time with a time zone \
+             such as 2030-01-31T09:00:00Z, got \"2030-01-01T09:00:00\"; for UTC, write 2030-01-01T09:00:00Z",
         ),
         (
             KEY,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_core::{Span, Timestamp, bounds::MAX_PERIOD, notation};
 use tidegate_limiter::date;
-use tidegate_net::{Problem, input::shown};
+use tidegate_net::Problem;
 
 /// Serialises the end of an override or of a block. Without an end, all fields are null.
 pub(super) fn end_document(until: Option<Timestamp>, now: Timestamp) -> Value {
@@ -49,9 +49,10 @@ impl RequestedEnd {
         self.set("for", end)
     }
 
-    /// Reads the value of the field `until`: an RFC 3339 date, which must be in the future.
+    /// Reads the value of the field `until`: a date, or a date and time, in the future.
     pub(super) fn read_until(&mut self, text: &str, now: Timestamp) -> Result<(), Problem> {
-        let at = date::parse(text).ok_or_else(|| Problem::bad("until", not_a_date(text)))?;
+        let at = notation::instant(text);
+        let at = at.map_err(|error| Problem::bad("until", error.to_string()))?;
         if at <= now {
             return Err(Problem::bad("until", "is in the past"));
         }
@@ -74,16 +75,4 @@ impl RequestedEnd {
             }
         }
     }
-}
-
-/// Returns the problem of a value that is not an RFC 3339 date.
-fn not_a_date(text: &str) -> String {
-    let midnight = format!("{text}T00:00:00Z");
-    if date::parse(&midnight).is_some() {
-        return format!("expected a date with a time; write \"{midnight}\"");
-    }
-    format!(
-        "expected a date such as \"2030-01-01T00:00:00Z\", got \"{}\"",
-        shown(text)
-    )
 }
