@@ -148,8 +148,24 @@ pub(crate) fn leading_digits(text: &str) -> &str {
 
 fn expected_span(text: &str) -> NotationError {
     NotationError(format!(
-        "expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\""
+        "expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\"{}",
+        years_advice(text).unwrap_or_default()
     ))
+}
+
+/// Returns a suggestion for a number of years, which is not a unit because years differ in length.
+fn years_advice(text: &str) -> Option<String> {
+    let digits = leading_digits(text);
+    let unit = text[digits.len()..].trim();
+    if !["y", "yr", "yrs", "year", "years"].contains(&unit) {
+        return None;
+    }
+    let years: u64 = digits.parse().ok()?;
+    Some(match years {
+        0 => return None,
+        1..=10 => format!("; write {}d", years * 365),
+        _ => format!("; the maximum is {MAX_PERIOD} (10 years)"),
+    })
 }
 
 fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
@@ -206,6 +222,25 @@ mod tests {
                 format!("expected an instant after 1970-01-01, got \"{text}\"")
             );
         }
+    }
+
+    #[test]
+    fn a_number_of_years_is_refused_with_days_or_the_maximum() {
+        for (text, advice) in [
+            ("1y", "; write 365d"),
+            ("10 years", "; write 3650d"),
+            ("11y", "; the maximum is 87660h (10 years)"),
+            ("0y", ""),
+            ("y", ""),
+            ("1 fortnight", ""),
+        ] {
+            let message = span(text).unwrap_err().to_string();
+            assert!(
+                message.ends_with(&format!("got \"{text}\"{advice}")),
+                "{message}"
+            );
+        }
+        assert_eq!(MAX_PERIOD.to_string(), "87660h");
     }
 
     #[test]

@@ -42,7 +42,9 @@ impl RequestedEnd {
             "forever" => Self::Never,
             text => {
                 let span = notation::span(text);
-                let span = span.map_err(|error| Problem::bad("for", error.to_string()))?;
+                let span = span.map_err(|error| {
+                    Problem::bad("for", format!("{error}; for no end, write forever"))
+                })?;
                 Self::At(now.after(span))
             }
         };
@@ -53,12 +55,18 @@ impl RequestedEnd {
     pub(super) fn read_until(&mut self, text: &str, now: Timestamp) -> Result<(), Problem> {
         let at = notation::instant(text);
         let at = at.map_err(|error| Problem::bad("until", error.to_string()))?;
+        let date = |instant| date::date(instant).unwrap_or_default();
         if at <= now {
-            return Err(Problem::bad("until", "is in the past"));
+            let problem = format!("is in the past; give a time after now, {}", date(now));
+            return Err(Problem::bad("until", problem));
         }
         if at.since(now) > MAX_PERIOD {
-            let problem =
-                "is more than ten years from now; for no end, write `\"for\": \"forever\"`";
+            // `date` rounds up, but the whole second must be within the maximum.
+            let last = now.after(MAX_PERIOD).as_micros() / 1_000_000 * 1_000_000;
+            let problem = format!(
+                "is more than ten years from now; give a date up to {}, or, for no end, set `for` to forever",
+                date(Timestamp::from_micros(last))
+            );
             return Err(Problem::bad("until", problem));
         }
         self.set("until", Self::At(at))
