@@ -3,6 +3,7 @@
 use std::{convert::Infallible, path::PathBuf};
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
+use tidegate_core::notation::integer_meant;
 use tidegate_simulate::{EntryMapping, LogFormat, Share, Sweep, WhatIf};
 
 use crate::{print, version::version};
@@ -547,13 +548,19 @@ fn duration(text: &str) -> Result<String, String> {
 }
 
 fn cost(text: &str) -> Result<u64, String> {
-    let expected = "expected an integer without an exponent or a unit, such as 1000";
-    text.parse().map_err(|_| expected.to_owned())
+    text.parse().map_err(|_| {
+        let meant = integer_meant(text).map(|meant| format!("; write {meant}"));
+        let advice = meant.unwrap_or_default();
+        format!("expected an integer without an exponent or a unit, such as 1000{advice}")
+    })
 }
 
 fn key_count(text: &str) -> Result<usize, String> {
-    text.parse()
-        .map_err(|_| "expected a number of keys, such as 100".to_owned())
+    text.parse().map_err(|_| {
+        let meant = integer_meant(text).map(|meant| format!("; write {meant}"));
+        let advice = meant.unwrap_or_default();
+        format!("expected a number of keys, such as 100{advice}")
+    })
 }
 
 fn entry(text: &str) -> Result<(String, String), String> {

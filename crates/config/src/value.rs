@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use tidegate_core::notation;
 use tidegate_net::input::{nearest, shown};
 
 use super::{
@@ -186,7 +187,17 @@ impl<'n> Value<'n> {
                 None
             }
             _ => {
-                self.expected(report, "a non-negative integer");
+                let meant = self.scalar().and_then(notation::integer_meant);
+                match meant.filter(|_| !self.is_secret()) {
+                    Some(meant) => {
+                        let message = format!(
+                            "expected a non-negative integer, got {}; write {meant}",
+                            self.describe()
+                        );
+                        self.wrong(report, message);
+                    }
+                    None => self.expected(report, "a non-negative integer"),
+                }
                 None
             }
         }

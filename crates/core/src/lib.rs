@@ -43,7 +43,7 @@ mod time;
 /// Parsers for rates, durations and instants: `20/min`, `5/10s`, `1d`, `2030-01-31T09:00:00Z`.
 pub mod notation {
     pub use crate::{
-        limit::rate,
+        limit::{integer_meant, rate},
         time::notation::{NotationError, instant, span},
     };
 }

@@ -226,6 +226,8 @@ fn the_cost_comes_from_the_request_the_rule_or_an_entry() {
             "{refused}"
         );
     }
+    let refused = try_charged(&rules, &[("tokens", "1e3")]).unwrap_err();
+    assert!(refused.problem.ends_with("; write 1000"), "{refused}");
     let missing = try_charged(&rules, &[]).unwrap_err();
     assert_eq!(
         missing.to_string(),

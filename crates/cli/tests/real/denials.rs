@@ -193,7 +193,7 @@ fn explain_says_what_denies_and_why_rules_do_not_apply() {
         (&["ip=::", "--rule", "x"], "there is no rule \"x\""),
         (
             &["ip=::", "--cost", "1e3"],
-            "expected an integer without an exponent or a unit, such as 1000",
+            "expected an integer without an exponent or a unit, such as 1000; write 1000",
         ),
     ] {
         let refused = server.operate(&[&["explain"], arguments].concat());

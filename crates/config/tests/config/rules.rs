@@ -287,6 +287,16 @@ fn a_wrong_period_of_a_limit_is_one_mistake() {
 fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
     for (limit, at, expected) in [
         (
+            "{limit: 1_000, window: 30s}",
+            ".limit",
+            "expected a non-negative integer, got \"1_000\"; write 1000",
+        ),
+        (
+            "{limit: 1e3, window: 30s}",
+            ".limit",
+            "expected a non-negative integer, got the number 1e3; write 1000",
+        ),
+        (
             "{limit: 10, leas: 30s}",
             ".leas",
             "unknown key `leas`; did you mean `lease`?",

@@ -2,6 +2,7 @@
 
 mod algorithm;
 pub mod bounds;
+mod count_guess;
 mod implied;
 mod like;
 mod quota_unit;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 pub use self::{
     algorithm::{Algorithm, Counting, RefillMode, Window},
+    count_guess::integer_meant,
     quota_unit::QuotaUnit,
     rate::Rate,
     rate_notation::rate,

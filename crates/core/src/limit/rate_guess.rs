@@ -1,7 +1,10 @@
 //! Guesses the intended rate for a malformed string, for use in error messages. For example, `5 per
 //! minute` means `5/min`.
 
-use super::rate::{Rate, in_whole_units, strict};
+use super::{
+    count_guess::in_digits,
+    rate::{Rate, in_whole_units, strict},
+};
 
 /// The maximum length of a string for which a rate is guessed, in bytes.
 const MAX_GUESSED_BYTES: usize = 64;
@@ -71,26 +74,7 @@ fn count_text(text: &str) -> Option<String> {
     if number.is_empty() {
         return Some("1".to_owned());
     }
-    let digits = without_separators(number);
-    let (mantissa, zeros) = match (digits.strip_suffix('k'), digits.split_once('e')) {
-        (Some(thousands), _) => (thousands, 3),
-        (None, Some((mantissa, exponent))) => (mantissa, exponent.parse::<usize>().ok()?),
-        (None, None) => return Some(digits),
-    };
-    // Appending zeros multiplies the mantissa correctly only if the mantissa is an integer.
-    let is_whole = mantissa.bytes().all(|byte| byte.is_ascii_digit());
-    (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
-}
-
-/// Removes the separators between groups of three digits. The comma in `1,5` does not separate
-/// groups of three digits, and is kept.
-fn without_separators(number: &str) -> String {
-    let separators = ['_', ',', '\''];
-    let mut later_groups = number.split(separators).skip(1);
-    if later_groups.all(|group| group.len() == 3) {
-        return number.replace(separators, "");
-    }
-    number.to_owned()
+    in_digits(number)
 }
 
 /// Converts a period to a valid period, for example `10mins` to `10min`, and `1.5s` to `1500ms`.

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::LimitError,
     eval::{Charge, Cost, Limits, OnFailure, RequestError},
-    limit::{Algorithm, Limit, QuotaUnit, bounds},
+    limit::{Algorithm, Limit, QuotaUnit, bounds, integer_meant},
     time::{Span, Timestamp},
 };
 
@@ -724,8 +724,11 @@ impl Rule {
                     return Err(wrong("is missing".to_owned()));
                 };
                 let most = bounds::MAX_COUNT;
-                let number = decimal(value)
-                    .ok_or_else(|| wrong(format!("must be an integer from 1 to {most}")))?;
+                let number = decimal(value).ok_or_else(|| {
+                    let meant = integer_meant(value).map(|meant| format!("; write {meant}"));
+                    let advice = meant.unwrap_or_default();
+                    wrong(format!("must be an integer from 1 to {most}{advice}"))
+                })?;
                 Cost::new(number)
                     .map_err(|error| RequestError::new(request::field(entry), error.problem))
             }

@@ -359,6 +359,13 @@ fn wrong_parameters_are_named_with_what_is_accepted() {
         ),
         (
             "GET",
+            "/v1/denials?n=1e2",
+            "",
+            400,
+            "n: must be a number from 1 to 1000, got `1e2`; write 100",
+        ),
+        (
+            "GET",
             "/v1/denials?n=1&n=2",
             "",
             400,

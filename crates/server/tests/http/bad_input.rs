@@ -99,7 +99,15 @@ const BAD_CHECKS: &[(&str, &str)] = &[
     ),
     (
         r#"{"entries": {}, "cost": "1"}"#,
-        "cost: must be an integer from 1 to 999999999999999, got \"1\"",
+        "cost: must be an integer from 1 to 999999999999999, got \"1\"; write 1 without quotes",
+    ),
+    (
+        r#"{"entries": {}, "cost": "1_000"}"#,
+        "cost: must be an integer from 1 to 999999999999999, got \"1_000\"; write 1000 without quotes",
+    ),
+    (
+        r#"{"entries": {}, "cost": "0"}"#,
+        "cost: must be an integer from 1 to 999999999999999, got \"0\"",
     ),
     (
         r#"{"entries": {}, "cost": 99999999999999999999}"#,

@@ -184,7 +184,7 @@ fn invalid_entries_are_rejected_by_name() {
         ),
         (
             "TIDEGATE.CHECK COST 1e3 path /",
-            "-ERR cost: must be an integer from 1 to 999999999999999, got '1e3'",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '1e3'; write 1000",
         ),
         (
             "TIDEGATE.CHECK COST 99999999999999999999 path /",

@@ -116,7 +116,7 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.RESERVE COST 1e3 customer acme",
-            "-ERR cost: must be an integer from 1 to 999999999999999, got '1e3'",
+            "-ERR cost: must be an integer from 1 to 999999999999999, got '1e3'; write 1000",
         ),
         (
             "TIDEGATE.SETTLE x 1",

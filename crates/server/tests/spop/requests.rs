@@ -222,6 +222,10 @@ fn a_request_that_cannot_be_counted_is_denied() {
             &[("cost", text("two"))],
             "cost: must be an integer from 1 to 999999999999999",
         ),
+        (
+            &[("cost", text("1_000"))],
+            "cost: must be an integer from 1 to 999999999999999; write 1000",
+        ),
     ] {
         let variables = client.notify(arguments).variables();
         assert_eq!(variables["allowed"], "false", "{problem}");
@@ -236,7 +240,7 @@ fn a_request_that_cannot_be_counted_is_denied() {
     let variables = client.notify(&api(Argument::Text(b"a\xff"))).variables();
     assert_eq!(variables["rule"], "customers");
     let exposition = listener.limiter.exposition();
-    let counted = "tidegate_bad_requests_total{listener=\"spop\"} 7\n";
+    let counted = "tidegate_bad_requests_total{listener=\"spop\"} 8\n";
     assert!(exposition.contains(counted), "{exposition}");
 }
 

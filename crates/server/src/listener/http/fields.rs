@@ -2,7 +2,11 @@
 
 use std::{fmt, ops::RangeInclusive};
 
-use tidegate_core::{Cost, bounds::MAX_COUNT, notation::NotationError};
+use tidegate_core::{
+    Cost,
+    bounds::MAX_COUNT,
+    notation::{self, NotationError},
+};
 use tidegate_net::{Problem, json::Json};
 
 /// The location of a field: in the body itself or in one of its `limits`.
@@ -97,12 +101,19 @@ impl<'j> Field<'j, '_> {
         problems: &mut Vec<Problem>,
     ) -> Option<T> {
         let value = self.value.to_string();
-        let is_number = matches!(self.value, Json::Number(_));
-        let problem = match value.parse() {
-            Ok(number) if is_number && range.contains(&number) => {
-                format!("{expected} without a decimal point or an exponent; write {number}")
+        let meant = match self.value {
+            Json::Number(_) => value.parse().ok(),
+            Json::Text(text) => text.parse().ok().or_else(|| notation::integer_meant(text)),
+            _ => None,
+        };
+        let problem = match (self.value, meant.filter(|meant| range.contains(meant))) {
+            (_, None) => format!("{expected}, got {value}"),
+            (Json::Text(_), Some(meant)) => {
+                format!("{expected}, got {value}; write {meant} without quotes")
             }
-            _ => format!("{expected}, got {value}"),
+            (_, Some(meant)) => {
+                format!("{expected} without a decimal point or an exponent; write {meant}")
+            }
         };
         self.wrong(problem, problems)
     }

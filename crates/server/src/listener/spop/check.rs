@@ -17,6 +17,7 @@ use tidegate_config::entry_name;
 use tidegate_core::{
     Cost, Effect, Request, RequestError,
     bounds::{MAX_COUNT, MAX_ENTRIES},
+    notation::integer_meant,
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -103,7 +104,13 @@ impl<'b> SpopArguments<'b> {
             Some(_) => None,
         };
         let wrong = || {
-            let problem = format!("must be an integer from 1 to {MAX_COUNT}");
+            let meant = match self.cost {
+                Some(Value::Bytes(text)) => std::str::from_utf8(text).ok().and_then(integer_meant),
+                _ => None,
+            };
+            let advice = meant.map(|meant| format!("; write {meant}"));
+            let advice = advice.unwrap_or_default();
+            let problem = format!("must be an integer from 1 to {MAX_COUNT}{advice}");
             RequestError::new(COST, problem)
         };
         Cost::new(count.ok_or_else(wrong)?)

@@ -6,6 +6,7 @@ use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
     Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::{MAX_COUNT, MAX_ENTRIES, MAX_SLOT_WAIT},
+    notation::integer_meant,
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -364,7 +365,8 @@ pub(super) fn number_in(
     let number = integer(text).filter(|number| range.contains(number));
     number.ok_or_else(|| {
         let (least, most, given) = (range.start(), range.end(), quoted(text));
-        let problem = format!("must be an integer from {least} to {most}, got '{given}'");
+        let advice = meant_advice(text, &range);
+        let problem = format!("must be an integer from {least} to {most}, got '{given}'{advice}");
         RequestError::new(field, problem)
     })
 }
@@ -373,12 +375,22 @@ fn integer(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
+/// Returns the suggestion for a number in another notation, such as `1e3`. Returns an empty string
+/// if there is none in `range`.
+fn meant_advice(text: &[u8], range: &RangeInclusive<u64>) -> String {
+    let meant = std::str::from_utf8(text).ok().and_then(integer_meant);
+    let meant = meant.filter(|meant| range.contains(meant));
+    meant.map_or_else(String::new, |meant| format!("; write {meant}"))
+}
+
 /// Parses a number of milliseconds. Error messages call the argument `field`.
 fn milliseconds(field: &str, text: &[u8]) -> Result<u64, RequestError> {
     integer(text).ok_or_else(|| {
         let given = quoted(text);
-        let problem =
-            format!("expected an integer number of milliseconds without a unit, got '{given}'");
+        let advice = meant_advice(text, &(0..=MAX_COUNT));
+        let problem = format!(
+            "expected an integer number of milliseconds without a unit, got '{given}'{advice}"
+        );
         RequestError::new(field, problem)
     })
 }
