@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidegate_core::RequestError;
+use tidegate_core::{RequestError, Timestamp};
 use tidegate_redis::StoreError;
 
 /// The message if reservations are off.
@@ -46,6 +46,9 @@ pub enum ReservationError {
 pub enum NotOutstanding {
     /// The reservation is not known to this server, or has other counters than the request.
     Unknown,
+    /// The reservation is not known to this server, and the token's time to live has passed. The
+    /// server forgets a reservation when it is settled, and when it expires.
+    Ended,
     /// The reservation has expired.
     Expired,
     /// The reservation was already settled.
@@ -58,9 +61,9 @@ impl NotOutstanding {
     fn reason(self) -> &'static str {
         match self {
             Self::Unknown => {
-                "is not outstanding on this server: it was already settled, has expired, was lost \
-                 in a restart, or, without Redis, was made by another server"
+                "was already settled, or was made by another server or before a restart of this server"
             }
+            Self::Ended => "has expired, or was already settled",
             Self::Expired => "has expired",
             Self::Settled => {
                 "was already settled; only a settlement at the same cost can be repeated"
@@ -69,6 +72,18 @@ impl NotOutstanding {
                 "has lost its concurrency slot: it was renewed too late, its key was reset, or the \
                  limits of the rule have changed"
             }
+        }
+    }
+}
+
+impl ReservationError {
+    /// Returns the same error, or a more precise one if the token was valid until `expires`.
+    pub(crate) fn of_token(self, expires: Timestamp, now: Timestamp) -> Self {
+        match self {
+            Self::NotOutstanding(NotOutstanding::Unknown) if expires <= now => {
+                NotOutstanding::Ended.into()
+            }
+            error => error,
         }
     }
 }

@@ -193,7 +193,8 @@ impl ServerLimiter {
                 (0, Refund::Complete)
             }
             TokenCharges::OnServer => {
-                let outstanding = self.reservations.take(&id)?;
+                let outstanding = self.reservations.take(&id);
+                let outstanding = outstanding.map_err(|error| error.of_token(expires, now))?;
                 if outstanding.expires <= now {
                     self.expire_locally(outstanding, now);
                     return Err(NotOutstanding::Expired.into());
@@ -249,7 +250,8 @@ impl ServerLimiter {
             TokenCharges::None if expires <= now => return Err(NotOutstanding::Expired.into()),
             TokenCharges::None => (ttl, TokenCharges::None),
             TokenCharges::OnServer => {
-                let ttl = self.renew_locally(&id, now, ttl)?;
+                let renewed = self.renew_locally(&id, now, ttl);
+                let ttl = renewed.map_err(|error| error.of_token(expires, now))?;
                 (ttl, TokenCharges::OnServer)
             }
             TokenCharges::InRedis(shared) => {

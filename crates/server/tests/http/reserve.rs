@@ -69,13 +69,15 @@ fn a_settled_reservation_releases_what_was_not_used() {
     assert_eq!(remaining(&listener), [8_766, 99]);
     let (status, again) = settle(&listener, token_of(&verdict), 0);
     assert_eq!(status, 404);
-    assert!(
-        again["detail"]
-            .as_str()
-            .unwrap()
-            .starts_with("reservation: is not outstanding")
+    assert_eq!(
+        again["detail"],
+        "reservation: was already settled, or was made by another server or before a restart of this server"
     );
     assert_eq!(remaining(&listener), [8_766, 99], "a token settles once");
+    listener.at_millis(30_000);
+    let (status, again) = settle(&listener, token_of(&verdict), 0);
+    let ended = "reservation: has expired, or was already settled";
+    assert_eq!((status, &again["detail"]), (404, &json!(ended)));
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn a_reservation_is_settled_once() {
     assert_eq!(client.command(&settle).to_string(), "[1234, 766, 0]");
     let again = client.command(&settle).to_string();
     assert!(
-        again.starts_with("-NOTOUTSTANDING reservation: is not outstanding"),
+        again.starts_with("-NOTOUTSTANDING reservation: was already settled, or was made by"),
         "{again}"
     );
     let check = client

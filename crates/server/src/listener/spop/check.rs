@@ -105,7 +105,9 @@ impl<'b> SpopArguments<'b> {
         };
         let wrong = || {
             let meant = match self.cost {
-                Some(Value::Bytes(text)) => std::str::from_utf8(text).ok().and_then(integer_meant),
+                Some(SpopValue::Bytes(text)) => {
+                    std::str::from_utf8(text).ok().and_then(integer_meant)
+                }
                 _ => None,
             };
             let advice = meant.map(|meant| format!("; write {meant}"));
