@@ -3,6 +3,7 @@
 mod admin_address;
 mod args;
 mod check;
+mod conflict;
 mod credential;
 mod log;
 mod operate;
@@ -33,7 +34,9 @@ use crate::{
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let done = match Args::parse_from(arguments(std::env::args_os().collect())).command {
+    let parsed = Args::try_parse_from(arguments(std::env::args_os().collect()));
+    let args = parsed.unwrap_or_else(|error| conflict::with_advice(error).exit());
+    let done = match args.command {
         Command::Serve(serve) => serve::serve(&serve),
         Command::Check(check) => Ok(check::check(&check)),
         Command::Simulate(args) => simulate::run(&args),
