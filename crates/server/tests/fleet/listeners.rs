@@ -179,6 +179,24 @@ fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
             .ends_with("nothing was done"),
         "{problem}"
     );
+    // The state of a key is in Redis, but the server still knows how it decides a request.
+    let advice = "; meanwhile, `tidegate explain` (/v1/explain) shows how this server decides a request, and \
+                  `tidegate status` (/readyz) shows the state of Redis";
+    for path in ["/v1/keys/local/u", "/v1/keys/local"] {
+        let (status, problem) = json(listener, "GET", path, "");
+        assert_eq!(status, 503, "{problem}");
+        assert!(
+            problem["detail"].as_str().unwrap().ends_with(advice),
+            "{problem}"
+        );
+    }
+    let (status, explained) = json(
+        listener,
+        "POST",
+        "/v1/explain",
+        r#"{"entries": {"user": "u"}}"#,
+    );
+    assert_eq!(status, 200, "{explained}");
 }
 
 #[test]
