@@ -688,7 +688,8 @@ fn answered(
     let document: Value = serde_json::from_str(text).unwrap_or(Value::Null);
     let is_problem = document["detail"].is_string();
     let detail = document["detail"].as_str().unwrap_or_default();
-    let problem = print::printable(detail);
+    let field = document["field"].as_str().unwrap_or_default();
+    let problem = print::printable(&naming_option(field, detail));
     match status {
         200..=299 if document.is_object() => Ok(AdminResponse::Document(document)),
         // A server that is not ready responds to probes with 503.
@@ -735,6 +736,37 @@ fn answered(
     }
 }
 
+/// The fields and parameters of requests whose values come from options, each with its option.
+const OPTIONS: [(&str, &str); 14] = [
+    ("after", "--after"),
+    ("by", "--by"),
+    ("cost", "--cost"),
+    ("for", "--for"),
+    ("limits", "--limit"),
+    ("n", "-n"),
+    ("over", "--over"),
+    ("plan", "--plan"),
+    ("raw", "--raw"),
+    ("reason", "--reason"),
+    ("search", "--search"),
+    ("since", "--since"),
+    ("until", "--until"),
+    ("wide", "--wide"),
+];
+
+/// Returns the server's `detail` about an invalid `field` with the option in place of the field, if
+/// the value of the field comes from an option.
+fn naming_option(field: &str, detail: &str) -> String {
+    let option = OPTIONS.iter().find(|(known, _)| *known == field);
+    let problem = detail
+        .strip_prefix(field)
+        .and_then(|rest| rest.strip_prefix(": "));
+    match option.zip(problem) {
+        Some(((_, option), problem)) => format!("{option}: {problem}"),
+        None => detail.to_owned(),
+    }
+}
+
 fn not_admin(address: &AdminAddress) -> String {
     format!(
         "{address} is not a Tidegate admin endpoint; pass the address of the admin endpoint with --admin or \
@@ -745,6 +777,29 @@ fn not_admin(address: &AdminAddress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_about_a_field_names_the_option() {
+        for (field, detail, expected) in [
+            ("until", "until: is in the past", "--until: is in the past"),
+            ("n", "n: must be a number", "-n: must be a number"),
+            ("limits", "limits: is missing", "--limit: is missing"),
+            ("key", "key: is too long", "key: is too long"),
+            (
+                "entries.ip",
+                "entries.ip: is not an IP address",
+                "entries.ip: is not an IP address",
+            ),
+            (
+                "for",
+                "the server is shutting down",
+                "the server is shutting down",
+            ),
+            ("", "nothing", "nothing"),
+        ] {
+            assert_eq!(naming_option(field, detail), expected);
+        }
+    }
 
     #[test]
     fn the_error_for_too_many_wrong_tokens_names_the_wait_of_the_server() {

@@ -90,7 +90,7 @@ fn denials_are_listed_as_a_table() {
             "there is no rule \"logn\"; did you mean \"login\"?",
         ),
         (&["-n", "0"], "n: must be a number from 1 to 1000, got `0`"),
-        (&["--since", "soon"], "since: "),
+        (&["--since", "soon"], "--since: "),
         (
             &["--rule", "login", "--key", "a", "--key", "b"],
             "has a key of 1 value (ip), got 2; repeat",
@@ -252,7 +252,7 @@ fn keys_are_listed_with_what_remains() {
     let refused = server.operate(&["keys", "api", "--after", "1.2.3"]);
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        message.contains("after: is not a `next` value of this list"),
+        message.contains("--after: is not a `next` value of this list"),
         "{message}"
     );
 }

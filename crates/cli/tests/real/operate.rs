@@ -827,7 +827,7 @@ fn errors_say_what_was_asked_and_what_to_do() {
         (
             &["block", "api", "u1", "/x", "--for", "soon"],
             &admin,
-            "cannot block api u1, /x: for: expected a duration",
+            "cannot block api u1, /x: --for: expected a duration",
         ),
         (
             &["unblock", "api", "u1", "/x"],
