@@ -2,7 +2,8 @@
 //! named fields.
 
 use tidegate_core::{
-    AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,
+    AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitError, LimitSpec, RefillMode,
+    notation,
 };
 
 use super::{
@@ -123,7 +124,7 @@ fn raw_limit(
         Shape::Scalar => {
             let name = fallback.algorithm.name();
             let read = |text: &str| LimitSpec::parse_shorthand(text, name);
-            let spec = value.parsed(report, what, |text| read(text).map_err(|e| e.problem));
+            let spec = value.parsed(report, what, |text| read(text).map_err(|e| problem(&e)));
             spec.map(|spec| (spec, fallback.algorithm, None))
         }
         Shape::List | Shape::Map => value
@@ -175,11 +176,19 @@ pub fn build(
             Some(fields)
                 if ["algorithm", "window"].contains(&error.field)
                     && has_unread_field(spec, fields) => {}
-            Some(fields) => fields.wrong(report, error.field, error.problem),
-            None => value.wrong(report, error.to_string()),
+            Some(fields) => fields.wrong(report, error.field, problem(&error)),
+            None => value.wrong(report, format!("{}: {}", error.field, problem(&error))),
         }
     }
     None
+}
+
+/// Describes an error about a limit, with the limit that was probably meant.
+fn problem(error: &LimitError) -> String {
+    match error.meant() {
+        Some(meant) => format!("{}: {meant}", error.problem),
+        None => error.problem.clone(),
+    }
 }
 
 /// Returns whether a field is missing only because of an error that has already been reported. The

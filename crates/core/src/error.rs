@@ -10,6 +10,8 @@ pub struct LimitError {
     pub field: &'static str,
     /// The description of the problem, with a valid alternative.
     pub problem: String,
+    /// The limit that was probably meant; see [`Self::meant`].
+    meant: Option<Box<str>>,
 }
 
 impl fmt::Display for LimitError {
@@ -41,6 +43,24 @@ impl LimitError {
         Self {
             field,
             problem: problem.into(),
+            meant: None,
         }
+    }
+
+    /// Adds the limit that was probably meant, as a map such as `{algorithm: concurrency, limit:
+    /// 10}`.
+    pub(crate) fn meaning(self, meant: String) -> Self {
+        Self {
+            meant: Some(meant.into()),
+            ..self
+        }
+    }
+
+    /// Returns the limit that was probably meant, as a map in the notation of the rules file, such
+    /// as `{algorithm: concurrency, limit: 10}`. The description of the problem names the same
+    /// fields in words, for callers with another notation.
+    #[must_use]
+    pub fn meant(&self) -> Option<&str> {
+        self.meant.as_deref()
     }
 }

@@ -206,7 +206,7 @@ rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got
 rules[1].name (line 10): is missing; give each rule its own name
 rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
 rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
-rules[2].limits[0].rate (line 15): a rate must be at least 1, got 0; to deny everything, use a window: {algorithm: fixed_window, limit: 0, window: 1min}
+rules[2].limits[0].rate (line 15): a rate must be at least 1, got 0; to deny everything, set `algorithm` to fixed_window, `limit` to 0 and `window` to 1min: {algorithm: fixed_window, limit: 0, window: 1min}
 rules[2].limits[1].limit (line 16): expected a non-negative integer, got the number 1.5
 rules[2].limits[1].window (line 16): a duration must be longer than zero, got \"0s\"
 rules[2].limits[2].anchor.calendar (line 17): expected one of day, week, month, got \"year\"

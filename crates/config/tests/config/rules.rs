@@ -309,14 +309,14 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
         (
             "10 concurrent",
             "",
-            "expected a rate such as 20/min or 5/10s, got \"10 concurrent\"; to limit concurrent requests, write \
-             {algorithm: concurrency, limit: 10}",
+            "expected a rate such as 20/min or 5/10s, got \"10 concurrent\"; to limit concurrent requests, set \
+             `algorithm` to concurrency and `limit` to 10: {algorithm: concurrency, limit: 10}",
         ),
         (
             "5 parallel requests",
             "",
             "expected a rate such as 20/min or 5/10s, got \"5 parallel requests\"; to limit concurrent requests, \
-             write {algorithm: concurrency, limit: 5}",
+             set `algorithm` to concurrency and `limit` to 5: {algorithm: concurrency, limit: 5}",
         ),
         (
             "{limit: 10, anchor: week}",
@@ -421,7 +421,8 @@ fn a_shorthand_may_have_a_burst_or_a_capacity() {
     for (fields, expected) in [
         (
             "limits: [100/s burst 20], algorithm: fixed_window",
-            "`burst` is not a field of fixed_window; write {algorithm: gcra, rate: 100/s, burst: 20}",
+            "`burst` is not a field of fixed_window; set `algorithm` to gcra, `rate` to 100/s and `burst` to 20: \
+             {algorithm: gcra, rate: 100/s, burst: 20}",
         ),
         (
             "limits: [100/s burst few]",

@@ -82,9 +82,10 @@ fn common_divisor(mut a: u64, mut b: u64) -> u64 {
 /// Returns an error if the count or the period of `rate` is invalid.
 pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
     if rate.count == 0 {
-        let problem = "a rate must be at least 1, got 0; to deny everything, use a window: \
-            {algorithm: fixed_window, limit: 0, window: 1min}";
-        return Err(LimitError::new(field, problem));
+        let problem = "a rate must be at least 1, got 0; to deny everything, set `algorithm` to fixed_window, \
+            `limit` to 0 and `window` to 1min";
+        let meant = "{algorithm: fixed_window, limit: 0, window: 1min}".to_owned();
+        return Err(LimitError::new(field, problem).meaning(meant));
     }
     check_count(field, rate.count, 1)?;
     check_period(field, rate.period)

@@ -103,8 +103,7 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
         }
         (_, unit) if unit.starts_with('.') => "the period must be an integer".to_owned(),
         (_, unit) if unit.starts_with("month") => {
-            let advice =
-                format!("write {count}/30d, or a window with `anchor: {{calendar: month}}`");
+            let advice = format!("write {count}/30d, or set `anchor` to a calendar month");
             return Err(malformed(text, "a month has no fixed length", Some(advice)));
         }
         (_, unit) => format!("unknown unit \"{unit}\""),
@@ -208,7 +207,7 @@ mod tests {
             ("5/year", "unknown unit \"year\": write 5/365d"),
             (
                 "5/month",
-                "a month has no fixed length: write 5/30d, or a window with `anchor: {calendar: month}`",
+                "a month has no fixed length: write 5/30d, or set `anchor` to a calendar month",
             ),
             ("1/s/s", "a rate has only one slash: write 1/s"),
             ("5//10s", "a rate has only one slash"),

@@ -665,9 +665,11 @@ fn sized_algorithm(
     let (name, usual) = (algorithm.as_str(), usual.as_str());
     let rate_field = if field == "burst" { "rate" } else { "refill" };
     let problem = format!(
-        "`{field}` is not a field of {name}; write {{algorithm: {usual}, {rate_field}: {rate}, {field}: {number}}}"
+        "`{field}` is not a field of {name}; set `algorithm` to {usual}, `{rate_field}` to {rate} and `{field}` to \
+         {number}"
     );
-    Err(LimitError::new(field, problem))
+    let meant = format!("{{algorithm: {usual}, {rate_field}: {rate}, {field}: {number}}}");
+    Err(LimitError::new(field, problem).meaning(meant))
 }
 
 /// The part of a message about a field with which requests wait for a concurrency slot.
@@ -903,12 +905,12 @@ mod tests {
             (
                 "100/s burst 20",
                 AlgorithmName::SlidingWindowLog,
-                "burst: `burst` is not a field of sliding_window_log; write {algorithm: gcra, rate: 100/s, burst: 20}",
+                "burst: `burst` is not a field of sliding_window_log; set `algorithm` to gcra, `rate` to 100/s and `burst` to 20",
             ),
             (
                 "100/s capacity 20",
                 AlgorithmName::Gcra,
-                "capacity: `capacity` is not a field of gcra; write {algorithm: token_bucket, refill: 100/s, capacity: 20}",
+                "capacity: `capacity` is not a field of gcra; set `algorithm` to token_bucket, `refill` to 100/s and `capacity` to 20",
             ),
         ] {
             let error = LimitSpec::parse_shorthand(text, Some(algorithm)).unwrap_err();
@@ -1071,8 +1073,8 @@ mod tests {
         }
         for algorithm in [AlgorithmName::Gcra, AlgorithmName::TokenBucket] {
             let error = LimitSpec::parse_shorthand("0/min", Some(algorithm)).unwrap_err();
-            let expected = "rate: a rate must be at least 1, got 0; to deny everything, use a window: \
-                {algorithm: fixed_window, limit: 0, window: 1min}";
+            let expected = "rate: a rate must be at least 1, got 0; to deny everything, set \
+                `algorithm` to fixed_window, `limit` to 0 and `window` to 1min";
             assert_eq!(error.to_string(), expected);
         }
     }

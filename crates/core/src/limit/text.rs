@@ -44,7 +44,7 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
         None => text.to_owned(),
     };
     if let Some(count) = slot_count(text) {
-        return Err(LimitError::new("limit", expected_concurrency(text, count)));
+        return Err(expected_concurrency(text, count));
     }
     rate(&rate_text)
         .map(|rate| LimitText { rate, size })
@@ -80,11 +80,13 @@ pub(super) fn slot_count(text: &str) -> Option<&str> {
     (is_number && is_concurrency).then_some(count)
 }
 
-fn expected_concurrency(text: &str, count: &str) -> String {
-    format!(
-        "expected a rate such as 20/min or 5/10s, got \"{text}\"; to limit concurrent requests, write \
-         {{algorithm: concurrency, limit: {count}}}"
-    )
+fn expected_concurrency(text: &str, count: &str) -> LimitError {
+    let problem = format!(
+        "expected a rate such as 20/min or 5/10s, got \"{text}\"; to limit concurrent requests, set \
+         `algorithm` to concurrency and `limit` to {count}"
+    );
+    let meant = format!("{{algorithm: concurrency, limit: {count}}}");
+    LimitError::new("limit", problem).meaning(meant)
 }
 
 pub(super) fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {
@@ -125,9 +127,11 @@ mod tests {
     #[test]
     fn a_number_of_slots_is_refused_with_the_full_form() {
         for text in ["10 at once", "10 concurrent", "10 parallel requests"] {
-            let problem = text.parse::<Limit>().unwrap_err().problem;
-            let advice = "write {algorithm: concurrency, limit: 10}";
-            assert!(problem.ends_with(advice), "{problem}");
+            let error = text.parse::<Limit>().unwrap_err();
+            let advice =
+                "; to limit concurrent requests, set `algorithm` to concurrency and `limit` to 10";
+            assert!(error.problem.ends_with(advice), "{error}");
+            assert_eq!(error.meant(), Some("{algorithm: concurrency, limit: 10}"));
         }
     }
 

@@ -163,7 +163,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     (r#""algorithm": "gcra""#, "rate: is missing"),
     (
         r#""algorithm": "gcra", "rate": "0/s""#,
-        "rate: a rate must be at least 1, got 0; to deny everything, use a window: {algorithm: fixed_window, limit: 0, window: 1min}",
+        "rate: a rate must be at least 1, got 0; to deny everything, set `algorithm` to fixed_window, `limit` to 0 and `window` to 1min",
     ),
     (
         r#""algorithm": "gcra", "rate": "5 per minute""#,
@@ -249,7 +249,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""limits": ["1/s burst 5"], "algorithm": "fixed_window""#,
-        "limits[0]: `burst` is not a field of fixed_window; write {algorithm: gcra, rate: 1/s, burst: 5}",
+        "limits[0]: `burst` is not a field of fixed_window; set `algorithm` to gcra, `rate` to 1/s and `burst` to 5",
     ),
     (
         r#""limits": ["1/s", {"algorithm": "gcra"}]"#,

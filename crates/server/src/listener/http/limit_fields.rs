@@ -178,6 +178,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     for LimitError {
         field: part,
         problem,
+        ..
     } in Calendar::errors(assumed, zone.as_deref().unwrap_or("UTC"), day)
     {
         field.wrong::<()>(format!("{part}: {problem}"), problems);
