@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::{
     AdminToken, Password,
     limits::percent,
-    listen::{self, SecretKeys},
     report::Report,
+    secrets::{self, SecretKeys},
     store::size,
     value::{Fields, Shape, Value},
 };
@@ -311,7 +311,7 @@ fn webhook(value: &Value<'_>, report: &mut Report) -> Option<WebhookConfig> {
             None
         }
     };
-    let secret = match listen::secret(&fields, SecretKeys::SECRET, report) {
+    let secret = match secrets::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => {
             let message = "is missing; name the environment variable with the signing secret, \
                            which is whsec_ followed by 24 to 64 bytes in base64";

@@ -80,6 +80,39 @@ impl Config {
     }
 }
 
+impl CandidateConfig {
+    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
+    /// file for identifying clients. The same settings also apply to the candidate rules.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Config::read`]. Also returns an error if the file has a section
+    /// `clients` or `entries` that differs from the section in the main rules file. With a
+    /// different section, the candidate rules could use entries that no request has, and would
+    /// never apply.
+    pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
+        let config = Config::read(&self.file)?;
+        let (own, empty) = (&config.identity, Identity::default());
+        let differing = [
+            (
+                "clients",
+                own.trust != empty.trust && own.trust != identity.trust,
+            ),
+            (
+                "entries",
+                !own.derived.is_empty() && own.derived != identity.derived,
+            ),
+        ];
+        let differing = differing.iter().filter(|(_, differs)| *differs);
+        let mistakes: Vec<Mistake> = differing.map(|(section, _)| differs(section)).collect();
+        if mistakes.is_empty() {
+            return Ok(config);
+        }
+        let path = self.file.clone();
+        Err(ReadError::Invalid { path, mistakes })
+    }
+}
+
 /// Returns whether the file contains only comments, document markers and null values.
 fn says_nothing(text: &str) -> bool {
     text.lines().map(str::trim).all(|line| {
@@ -132,39 +165,6 @@ fn lines(mistakes: &[Mistake]) -> String {
         .map(|mistake| format!("  {mistake}"))
         .collect::<Vec<_>>()
         .join("\n")
-}
-
-impl CandidateConfig {
-    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
-    /// file for identifying clients. The same settings also apply to the candidate rules.
-    ///
-    /// # Errors
-    ///
-    /// Returns the same errors as [`Config::read`]. Also returns an error if the file has a section
-    /// `clients` or `entries` that differs from the section in the main rules file. With a
-    /// different section, the candidate rules could use entries that no request has, and would
-    /// never apply.
-    pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
-        let config = Config::read(&self.file)?;
-        let (own, empty) = (&config.identity, Identity::default());
-        let differing = [
-            (
-                "clients",
-                own.trust != empty.trust && own.trust != identity.trust,
-            ),
-            (
-                "entries",
-                !own.derived.is_empty() && own.derived != identity.derived,
-            ),
-        ];
-        let differing = differing.iter().filter(|(_, differs)| *differs);
-        let mistakes: Vec<Mistake> = differing.map(|(section, _)| differs(section)).collect();
-        if mistakes.is_empty() {
-            return Ok(config);
-        }
-        let path = self.file.clone();
-        Err(ReadError::Invalid { path, mistakes })
-    }
 }
 
 fn differs(section: &str) -> Mistake {

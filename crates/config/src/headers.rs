@@ -2,6 +2,8 @@
 
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 
+use super::{report::Report, value::Fields};
+
 /// The rate limit headers in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
@@ -54,4 +56,31 @@ pub enum LegacyHeaders {
     Delta,
     /// The value is a Unix timestamp in seconds, rounded up.
     Epoch,
+}
+
+/// Reads the section `headers`.
+pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
+    let mut headers = Headers::default();
+    let value = file.get("headers");
+    let known = &["ratelimit", "legacy", "rule_names"];
+    let Some(fields) =
+        value.and_then(|value| value.fields(report, "a map such as {legacy: delta}", known))
+    else {
+        return headers;
+    };
+    if let Some(ratelimit) = fields.get("ratelimit") {
+        headers.ratelimit = ratelimit.flag(report).unwrap_or(headers.ratelimit);
+    }
+    if let Some(names) = fields.get("rule_names") {
+        headers.rule_names = names.flag(report).unwrap_or(headers.rule_names);
+    }
+    if let Some(legacy) = fields.get("legacy") {
+        let choices = [
+            ("off", LegacyHeaders::Off),
+            ("delta", LegacyHeaders::Delta),
+            ("epoch", LegacyHeaders::Epoch),
+        ];
+        headers.legacy = legacy.choice(report, &choices).unwrap_or_default();
+    }
+    headers
 }

@@ -6,7 +6,6 @@
 //! sockets. The code that starts the server reads environment variables and opens files and
 //! sockets. [`Config::read`] reads the rules file from disk.
 
-mod admin_token;
 mod body_cost;
 mod candidate;
 mod conditions;
@@ -23,7 +22,6 @@ mod key_mask;
 pub mod limits;
 mod lint;
 mod listen;
-mod listeners;
 mod mistake;
 mod parse;
 mod plans;
@@ -38,6 +36,7 @@ mod reservations;
 mod response_cost;
 mod response_listener;
 mod rules;
+mod secrets;
 mod shutdown;
 mod source_span;
 mod store;
@@ -45,7 +44,6 @@ mod top;
 pub mod value;
 pub mod yaml;
 
-pub use admin_token::{AdminToken, OperatorToken, TokenScope};
 pub use candidate::CandidateConfig;
 pub use conditions::entry_name;
 pub use config::Config;
@@ -57,8 +55,7 @@ pub use grpc::Grpc;
 pub use headers::{Headers, LegacyHeaders};
 pub use identity::Identity;
 pub use key_mask::{KeyMask, NoRandomBytes};
-pub use listen::open_listener;
-pub use listeners::{ListenAddresses, ListenerConfig, ListenerSettings};
+pub use listen::{ListenAddresses, ListenerConfig, ListenerSettings, open_listener};
 pub use mistake::Mistake;
 pub use parse::MAX_FILE_BYTES;
 pub use privacy::KeyPrivacy;
@@ -69,6 +66,7 @@ pub use proxy::{
 pub use record::RecordConfig;
 pub use redis::{Password, RedisConfig};
 pub use reservations::{ReservationExpiry, ReservationsConfig, check_secrets};
+pub use secrets::{AdminToken, OperatorToken, TokenScope};
 pub use shutdown::ShutdownConfig;
 pub use store::Snapshot;
 pub use tidegate_net::MinRate;

@@ -1,17 +1,151 @@
-//! `listen`, `headers` and `admin`: the listeners, and the rate limit headers in responses.
+//! `listen`: the listeners.
 
-use std::net::SocketAddr;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use tidegate_net::TlsFiles;
 
 use super::{
-    AdminToken, Grpc, Headers, LegacyHeaders, ListenAddresses, ListenerConfig, ListenerSettings,
-    OperatorToken, Password, TokenScope, grpc,
+    Grpc, Password, grpc,
     report::Report,
+    secrets::{AdminToken, SecretKeys, secret},
     source_span::SourceSpan,
     value::{Fields, Shape, Value},
 };
 
-/// The maximum length of a token, in bytes.
-const MAX_TOKEN_BYTES: usize = 4_096;
+/// The listener addresses. `None` means that a listener is disabled (`off`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenAddresses {
+    /// `listen.http`: the listener for rate limit checks and forward-auth; default
+    /// `127.0.0.1:8080`.
+    pub http: Option<SocketAddr>,
+    /// `listen.grpc`: the listener for Envoy's rate limit services; default `127.0.0.1:8081`.
+    pub grpc: Option<SocketAddr>,
+    /// `listen.resp`: the listener for the Redis protocol (RESP); default `127.0.0.1:6380`.
+    pub resp: Option<SocketAddr>,
+    /// `listen.spop`: the listener for HAProxy's Stream Processing Offload Protocol; default off.
+    pub spop: Option<SocketAddr>,
+    /// `listen.admin`: the listener for health, metrics and manual blocks; default
+    /// `127.0.0.1:8082`. Parsing rejects an address that other machines can reach, unless an admin
+    /// token is set.
+    pub admin: Option<SocketAddr>,
+    /// `listen.metrics`: a listener for health, readiness and metrics only, which needs no token;
+    /// default off.
+    pub metrics: Option<SocketAddr>,
+}
+
+impl ListenAddresses {
+    /// Returns the listeners with their names.
+    pub(super) fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 6] {
+        [
+            ("http", self.http),
+            ("grpc", self.grpc),
+            ("resp", self.resp),
+            ("spop", self.spop),
+            ("admin", self.admin),
+            ("metrics", self.metrics),
+        ]
+    }
+}
+
+/// The settings of a listener, except for its address. A map as the listener's value in the file,
+/// instead of an address, can contain these settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListenerConfig {
+    /// `max_connections`: the maximum number of open connections, 1 to 1,000,000. The default is
+    /// 10,000; for the admin and metrics listeners, the default is 128.
+    pub max_connections: usize,
+    /// `max_connections_per_client`: the maximum number of open connections per client address
+    /// (IPv6: per /64), at least 1. The default is 1,000; for the admin listener, the default is
+    /// 128.
+    pub max_connections_per_client: usize,
+    /// `idle_timeout`: how long a connection may be idle between two requests; `None` means the
+    /// default of the listener.
+    pub idle_timeout: Option<Duration>,
+    /// `tls`: the certificate of the listener; `None` means plaintext.
+    pub tls: Option<TlsFiles>,
+    /// `username`, for the RESP listener: the user name that clients must send with `AUTH`; `None`
+    /// means `default`.
+    pub username: Option<String>,
+    /// `hosts`, for the HTTP and admin listeners: the host names, in lower case, that browsers may
+    /// use to reach the listener. The name `localhost` is always allowed.
+    pub hosts: Vec<String>,
+    /// `top`, for the RESP listener: whether clients are allowed to list the keys of all clients;
+    /// default false.
+    pub top: bool,
+    /// The secret that clients must send: `token` or `token_env` of the HTTP listener, `password`
+    /// or `password_env` of the RESP listener.
+    pub credential: Password,
+}
+
+impl Default for ListenerConfig {
+    fn default() -> Self {
+        Self {
+            max_connections: 10_000,
+            max_connections_per_client: 1_000,
+            idle_timeout: None,
+            tls: None,
+            username: None,
+            hosts: Vec::new(),
+            top: false,
+            credential: Password::None,
+        }
+    }
+}
+
+/// The settings of all listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerSettings {
+    /// `listen.http`.
+    pub http: ListenerConfig,
+    /// `listen.grpc`. The TLS settings of the gRPC listener are in [`Grpc`](crate::Grpc).
+    pub grpc: ListenerConfig,
+    /// `listen.resp`.
+    pub resp: ListenerConfig,
+    /// `listen.spop`.
+    pub spop: ListenerConfig,
+    /// `listen.admin`. The token of the admin listener is in
+    /// [`Config::admin_token`](crate::Config::admin_token).
+    pub admin: ListenerConfig,
+    /// `listen.metrics`.
+    pub metrics: ListenerConfig,
+}
+
+impl Default for ListenerSettings {
+    fn default() -> Self {
+        let small = ListenerConfig {
+            max_connections: 128,
+            max_connections_per_client: 128,
+            ..ListenerConfig::default()
+        };
+        Self {
+            http: ListenerConfig::default(),
+            grpc: ListenerConfig::default(),
+            resp: ListenerConfig::default(),
+            spop: ListenerConfig::default(),
+            admin: small.clone(),
+            metrics: small,
+        }
+    }
+}
+
+impl Default for ListenAddresses {
+    fn default() -> Self {
+        let loopback = |port| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        Self {
+            http: loopback(8080),
+            grpc: loopback(8081),
+            resp: loopback(6380),
+            spop: None,
+            admin: loopback(8082),
+            metrics: None,
+        }
+    }
+}
 
 /// The maximum of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
@@ -229,39 +363,6 @@ fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
     names.iter().filter_map(&mut read).collect()
 }
 
-/// The two keys that can set a secret.
-#[derive(Clone, Copy)]
-pub(super) struct SecretKeys {
-    /// The key of the secret itself.
-    pub(super) literal: &'static str,
-    /// The key of the environment variable that contains the secret.
-    pub(super) variable: &'static str,
-}
-
-impl SecretKeys {
-    const TOKEN: Self = Self {
-        literal: "token",
-        variable: "token_env",
-    };
-    const PASSWORD: Self = Self {
-        literal: "password",
-        variable: "password_env",
-    };
-    pub(super) const SECRET: Self = Self {
-        literal: "secret",
-        variable: "secret_env",
-    };
-
-    /// Returns the keys that set the secret of a listener whose settings have these `keys`.
-    fn of_listener(keys: &[&'static str]) -> Self {
-        if keys.contains(&"password") {
-            Self::PASSWORD
-        } else {
-            Self::TOKEN
-        }
-    }
-}
-
 /// Warns about each listener that other machines can reach and that requires no authentication.
 pub(super) fn warn_of_open(
     raw: &RawListen,
@@ -407,153 +508,4 @@ pub(super) fn warn_of_none(
         );
         span.warn(report, message);
     }
-}
-
-pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
-    let mut headers = Headers::default();
-    let value = file.get("headers");
-    let known = &["ratelimit", "legacy", "rule_names"];
-    let Some(fields) =
-        value.and_then(|value| value.fields(report, "a map such as {legacy: delta}", known))
-    else {
-        return headers;
-    };
-    if let Some(ratelimit) = fields.get("ratelimit") {
-        headers.ratelimit = ratelimit.flag(report).unwrap_or(headers.ratelimit);
-    }
-    if let Some(names) = fields.get("rule_names") {
-        headers.rule_names = names.flag(report).unwrap_or(headers.rule_names);
-    }
-    if let Some(legacy) = fields.get("legacy") {
-        let choices = [
-            ("off", LegacyHeaders::Off),
-            ("delta", LegacyHeaders::Delta),
-            ("epoch", LegacyHeaders::Epoch),
-        ];
-        headers.legacy = legacy.choice(report, &choices).unwrap_or_default();
-    }
-    headers
-}
-
-/// The maximum number of `admin.tokens`.
-const MAX_TOKENS: usize = 100;
-
-/// The names that the audit log uses for changes made without a token: by a local request, by a
-/// signal, or by a change to the rules file.
-const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a file change"];
-
-/// Reads the section `admin`: the token, and the named tokens.
-pub(super) fn admin_tokens(
-    file: &Fields<'_>,
-    report: &mut Report,
-) -> (AdminToken, Vec<OperatorToken>) {
-    let value = file.get("admin");
-    let known = &["token", "token_env", "tokens"];
-    let what = "a map such as {token_env: TIDEGATE_ADMIN_TOKEN}";
-    let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
-        return (AdminToken::None, Vec::new());
-    };
-    let unnamed = secret(&fields, SecretKeys::TOKEN, report);
-    let mut named: Vec<OperatorToken> = Vec::new();
-    if let Some(value) = fields.get("tokens") {
-        let items = value.one_or_more(report);
-        if items.len() > MAX_TOKENS {
-            let message = format!("{} tokens exceed the maximum of {MAX_TOKENS}", items.len());
-            value.wrong(report, message);
-        }
-        for item in &items {
-            let Some(token) = operator_token(item, report) else {
-                continue;
-            };
-            let fields = item.fields_among(&["name", "token", "token_env"]);
-            if RESERVED_NAMES.contains(&&*token.name)
-                && let Some(fields) = &fields
-            {
-                let message = "is reserved: the audit log uses it for changes made without a \
-                               token; choose another name";
-                fields.wrong(report, "name", message);
-            }
-            if token.name == "admin" || named.iter().any(|other| other.name == token.name) {
-                let message = "is the name of another token; choose another name";
-                if let Some(fields) = &fields {
-                    fields.wrong(report, "name", message);
-                }
-            }
-            let same = |other: &AdminToken| *other == token.token && *other != AdminToken::None;
-            let has_twin = same(&unnamed) || named.iter().any(|other| same(&other.token));
-            if has_twin && let Some(fields) = &fields {
-                let field = match token.token {
-                    AdminToken::Env(_) => "token_env",
-                    AdminToken::Literal(_) | AdminToken::None => "token",
-                };
-                let message = "is also the secret of another token; give each token its own secret";
-                fields.wrong(report, field, message);
-            }
-            named.push(token);
-        }
-    }
-    (unnamed, named)
-}
-
-fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToken> {
-    let what = "a map such as {name: alice, scope: operate, token_env: ALICE_TOKEN}";
-    let known = &["name", "scope", "token", "token_env"];
-    let fields = value.fields(report, what, known)?;
-    let scope = fields.get("scope").and_then(|scope| {
-        let choices = [("read", TokenScope::Read), ("operate", TokenScope::Operate)];
-        scope.choice(report, &choices)
-    });
-    let token = secret(&fields, SecretKeys::TOKEN, report);
-    if token == AdminToken::None && !fields.tries("token_env") {
-        let message = "is missing; name the environment variable with the token";
-        fields.wrong(report, "token_env", message);
-    }
-    let Some(name) = fields.get("name") else {
-        let message = "is missing; give the name that the audit log shows";
-        fields.wrong(report, "name", message);
-        return None;
-    };
-    Some(OperatorToken {
-        name: name.text(report, "a name such as alice")?.to_owned(),
-        scope: scope.unwrap_or_default(),
-        token,
-    })
-}
-
-/// Reads a secret that either of two keys can set. Reports an error if both keys are set.
-pub(super) fn secret(fields: &Fields<'_>, keys: SecretKeys, report: &mut Report) -> AdminToken {
-    match (fields.get(keys.literal), fields.get(keys.variable)) {
-        (Some(token), Some(env)) => {
-            let message = format!("conflicts with `{}`; remove one of the two", keys.literal);
-            env.wrong(report, message);
-            literal(token, report)
-        }
-        (Some(token), None) => literal(token, report),
-        (None, Some(env)) => variable(env, report),
-        (None, None) => AdminToken::None,
-    }
-}
-
-/// Reads a token from the file. Messages never contain the token. An invalid token is reported and
-/// also returned, so that callers do not report the token as missing as well.
-fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
-    let text = value.scalar().unwrap_or_default();
-    let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_graphic());
-    if !is_sound {
-        let message =
-            format!("must be 1 to {MAX_TOKEN_BYTES} printable ASCII characters without spaces");
-        value.wrong(report, message);
-    }
-    AdminToken::Literal(text.to_owned())
-}
-
-fn variable(value: &Value<'_>, report: &mut Report) -> AdminToken {
-    let what = "the name of an environment variable";
-    let name = value.text(report, what).unwrap_or("?");
-    let is_sound = !name.is_empty() && !name.contains(['=', '\0']);
-    if !is_sound {
-        value.expected(report, what);
-    }
-    AdminToken::Env(name.to_owned())
 }

@@ -1,10 +1,10 @@
 //! Parses a rules file: reads each section, and then runs the lints.
 
 use crate::{
-    AdminToken, Config, Mistake, Top, candidate, denials, envoy, events, geoip, grpc, identity,
+    AdminToken, Config, Mistake, candidate, denials, envoy, events, geoip, grpc, headers, identity,
     lint, listen, privacy, proxy, quotas, record,
     report::Report,
-    reservations, response_listener, rules, shutdown, store, top,
+    reservations, response_listener, rules, secrets, shutdown, store, top,
     value::{Fields, Value},
     yaml::{self, YamlDialect},
 };
@@ -93,13 +93,13 @@ impl Config {
     /// Reads all sections of `file`. Some sections are also kept as written, because the lints or
     /// the code that reads other sections need this form.
     fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
-        (self.admin_token, self.operator_tokens) = listen::admin_tokens(file, report);
+        (self.admin_token, self.operator_tokens) = secrets::admin_tokens(file, report);
         let raw_listen;
         let has_token = self.admin_token != AdminToken::None || !self.operator_tokens.is_empty();
         (raw_listen, self.listen, self.listeners) = listen::listen(file, has_token, report);
         let store = store::store(file, report);
         (self.memory, self.snapshot, self.redis) = (store.memory, store.snapshot, store.redis);
-        self.headers = listen::headers(file, report);
+        self.headers = headers::headers(file, report);
         self.grpc = grpc::grpc(file, report);
         listen::warn_of_open(
             &raw_listen,
@@ -110,7 +110,7 @@ impl Config {
         );
         self.key_privacy = privacy::privacy(file, self.redis.is_some(), report);
         self.record = record::record(file, &self.key_privacy, report);
-        self.top = Top(top::top(file, report));
+        self.top = top::top(file, report);
         self.reservations = reservations::reservations(file, self.redis.is_some(), report);
         self.envoy = envoy::envoy(file, report);
         self.shutdown = shutdown::shutdown(file, report);

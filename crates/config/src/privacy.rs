@@ -2,8 +2,8 @@
 
 use super::{
     AdminToken, KeyMask, NoRandomBytes, Password,
-    listen::{self, SecretKeys},
     report::Report,
+    secrets::{self, SecretKeys},
     value::{Fields, Value},
 };
 
@@ -48,7 +48,7 @@ pub(super) fn privacy(file: &Fields<'_>, has_redis: bool, report: &mut Report) -
     let is_hashed = fields
         .get("keys")
         .and_then(|keys| read_hashed(keys, report));
-    let secret = match listen::secret(&fields, SecretKeys::SECRET, report) {
+    let secret = match secrets::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),

@@ -4,8 +4,8 @@ use tidegate_core::{Span, notation};
 
 use super::{
     AdminToken, Password,
-    listen::{self, SecretKeys},
     report::Report,
+    secrets::{self, SecretKeys},
     value::{Fields, Shape},
 };
 
@@ -106,7 +106,7 @@ pub(super) fn reservations(
         ];
         settings.on_expiry = value.choice(report, &choices).unwrap_or_default();
     }
-    settings.credential = match listen::secret(&fields, SecretKeys::SECRET, report) {
+    settings.credential = match secrets::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),

@@ -31,21 +31,21 @@ const MAX_BYTES: usize = 16 << 30;
 
 /// Reads the maximum number of keys in the top talkers, and the maximum memory that they use.
 /// Returns `None` if top talkers are disabled.
-pub(super) fn top(file: &Fields<'_>, report: &mut Report) -> Option<TopBounds> {
+pub(super) fn top(file: &Fields<'_>, report: &mut Report) -> Top {
     let mut bounds = TopBounds::default();
     let Some(value) = file.get("top") else {
-        return Some(bounds);
+        return Top(Some(bounds));
     };
     let what = "off, or a map such as {keys: 1000, max_bytes: 32MiB}";
     if let Shape::Scalar = value.shape() {
         match value.scalar() {
-            Some("off") => return None,
+            Some("off") => return Top(None),
             _ => value.expected(report, what),
         }
-        return Some(bounds);
+        return Top(Some(bounds));
     }
     let Some(fields) = value.fields(report, what, &["keys", "max_bytes"]) else {
-        return Some(bounds);
+        return Top(Some(bounds));
     };
     if let Some(value) = fields.get("keys")
         && let Some(keys) = value.small_number::<usize>(report)
@@ -63,5 +63,5 @@ pub(super) fn top(file: &Fields<'_>, report: &mut Report) -> Option<TopBounds> {
         }
         bounds.max_bytes = bytes;
     }
-    Some(bounds)
+    Top(Some(bounds))
 }
