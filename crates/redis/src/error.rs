@@ -37,7 +37,7 @@ impl StoreError {
     }
 
     /// Several charges must be made in one script call, but their keys are on two nodes.
-    pub(crate) fn slot_migrating() -> Self {
+    pub(crate) fn hash_slot_migrating() -> Self {
         let problem = "the slot of the keys is moving to another node";
         Self::NotExecuted(problem.to_owned())
     }

@@ -75,7 +75,7 @@ impl RedisStore {
             return Ok(Renewal::Held);
         }
         let with_leases: Vec<Charge<'_>> = leased.iter().map(|at| charges[*at]).collect();
-        let slots = self.group_by_slot(&with_leases);
+        let slots = self.group_by_hash_slot(&with_leases);
         let calls: Vec<Call> = slots
             .iter()
             .map(|slot| {

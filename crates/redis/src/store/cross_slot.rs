@@ -50,7 +50,7 @@ pub(crate) struct HashSlotGroup<'c> {
     charges: Vec<Charge<'c>>,
 }
 
-/// The reply from one slot.
+/// The reply from one hash slot.
 #[derive(Debug)]
 enum HashSlotReply {
     /// The values that were stored in the slot and, for a reservation, the receipts.
@@ -65,7 +65,7 @@ enum HashSlotReply {
     Blocked(Decision),
 }
 
-/// The decision of one slot.
+/// The decision of one hash slot.
 #[derive(Debug)]
 struct HashSlotDecision<'g> {
     /// The indices of the slot's charges.
@@ -93,7 +93,7 @@ impl<'c> HashSlotGroup<'c> {
 
 impl RedisStore {
     /// Groups `charges` by hash slot.
-    pub(crate) fn slot_groups<'c>(&self, charges: &[Charge<'c>]) -> Vec<HashSlotGroup<'c>> {
+    pub(crate) fn hash_slot_groups<'c>(&self, charges: &[Charge<'c>]) -> Vec<HashSlotGroup<'c>> {
         let mut groups: BTreeMap<u16, HashSlotGroup<'c>> = BTreeMap::new();
         for (index, charge) in charges.iter().enumerate() {
             let group = groups
@@ -109,7 +109,7 @@ impl RedisStore {
     }
 
     /// Decides a request whose keys are in several hash slots.
-    pub(crate) async fn check_across_slots(
+    pub(crate) async fn check_across_hash_slots(
         &self,
         charges: &[Charge<'_>],
         effect: Effect,
@@ -133,7 +133,7 @@ impl RedisStore {
             }
             Effect::Peek | Effect::Look => {
                 let intent = Intent::from_effect(effect);
-                let Some(replies) = self.query_slots(groups, intent, Vec::new()).await? else {
+                let Some(replies) = self.query_hash_slots(groups, intent, Vec::new()).await? else {
                     return Ok(CONTENDED);
                 };
                 self.decide_from_replies(charges, groups, &replies, intent, outcomes)
@@ -141,7 +141,7 @@ impl RedisStore {
             Effect::Charge => {
                 let hint = self.denial_hints.hint_for(charges);
                 let decided = self
-                    .charge_across_slots(charges, groups, outcomes, receipt)
+                    .charge_across_hash_slots(charges, groups, outcomes, receipt)
                     .await;
                 hint.record(decided == Ok(Decision::Admitted));
                 decided
@@ -149,7 +149,7 @@ impl RedisStore {
         }
     }
 
-    async fn charge_across_slots(
+    async fn charge_across_hash_slots(
         &self,
         charges: &[Charge<'_>],
         groups: &[HashSlotGroup<'_>],
@@ -160,18 +160,20 @@ impl RedisStore {
         let mut conversions = Vec::new();
         if counts_denials || self.denial_hints.hint_for(charges).should_peek() {
             let intent = Intent::Precheck;
-            let Some(replies) = self.query_slots(groups, intent, Vec::new()).await? else {
+            let Some(replies) = self.query_hash_slots(groups, intent, Vec::new()).await? else {
                 return Ok(CONTENDED);
             };
             let decision = self.decide_from_replies(charges, groups, &replies, intent, outcomes)?;
             // A charge to a limit that counts denied requests cannot be refunded, so the store
             // charges this limit only after the replies for all other limits have arrived.
-            conversions = self.conversions_per_slot(groups, &replies)?;
+            conversions = self.conversions_per_hash_slot(groups, &replies)?;
             // The request is denied, but the store still writes the states that were converted
             // without loss, as for a request whose keys are all in one slot.
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
-                let written = self.query_slots(groups, Intent::Deny, conversions).await;
+                let written = self
+                    .query_hash_slots(groups, Intent::Deny, conversions)
+                    .await;
                 // The request is denied whether or not the values were written. Therefore a failed
                 // write is an error only if a limit had to count the denial.
                 return match written {
@@ -184,7 +186,7 @@ impl RedisStore {
             }
         }
         let intent = Intent::Reserve;
-        let Some(replies) = self.query_slots(groups, intent, conversions).await? else {
+        let Some(replies) = self.query_hash_slots(groups, intent, conversions).await? else {
             return Ok(CONTENDED);
         };
         let decision = self.decide_from_replies(charges, groups, &replies, intent, outcomes)?;
@@ -197,7 +199,7 @@ impl RedisStore {
     }
 
     /// Converts the values whose stored parameters differ from the parameters of the charges.
-    fn conversions_per_slot(
+    fn conversions_per_hash_slot(
         &self,
         groups: &[HashSlotGroup<'_>],
         replies: &[HashSlotReply],
@@ -215,7 +217,7 @@ impl RedisStore {
     /// a calendar window has ended. The store then calls the script again in all slots, up to
     /// `MAX_TRIES` times. Returns `None` if, in any slot, the script still cannot decide after the
     /// last try.
-    async fn query_slots(
+    async fn query_hash_slots(
         &self,
         groups: &[HashSlotGroup<'_>],
         intent: Intent,
@@ -243,7 +245,7 @@ impl RedisStore {
                         *conversions = self.conversions(&group.charges, values, now, intent)?;
                     }
                     CheckReply::OutsideCalendar { .. } => {}
-                    CheckReply::SplitHashSlot => return Err(StoreError::slot_migrating()),
+                    CheckReply::SplitHashSlot => return Err(StoreError::hash_slot_migrating()),
                     CheckReply::Blocked { now, charge, until } => {
                         replies.push(HashSlotReply::Blocked(Decision::blocked(
                             charge, until, now,
@@ -286,7 +288,7 @@ impl RedisStore {
     ) -> Result<Decision, StoreError> {
         let mut decisions: Vec<HashSlotDecision<'_>> = Vec::with_capacity(groups.len());
         for (group, reply) in groups.iter().zip(replies) {
-            decisions.push(self.decide_slot(group, reply, intent)?);
+            decisions.push(self.decide_hash_slot(group, reply, intent)?);
         }
         let decision = combine(charges, &decisions, outcomes);
         if decision != Decision::Limited {
@@ -296,14 +298,14 @@ impl RedisStore {
         // limit of the slot had denied the request.
         for ((group, reply), slot) in groups.iter().zip(replies).zip(&mut decisions) {
             if slot.decision == Decision::Admitted {
-                slot.outcomes = self.decide_slot(group, reply, Intent::Deny)?.outcomes;
+                slot.outcomes = self.decide_hash_slot(group, reply, Intent::Deny)?.outcomes;
             }
         }
         Ok(combine(charges, &decisions, outcomes))
     }
 
     /// Computes the decision of one slot from its reply, including every number that a caller sees.
-    fn decide_slot<'g>(
+    fn decide_hash_slot<'g>(
         &self,
         group: &'g HashSlotGroup<'_>,
         reply: &HashSlotReply,

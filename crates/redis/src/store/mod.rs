@@ -173,10 +173,10 @@ impl RedisStore {
             return Ok(Decision::UNDECIDABLE);
         }
         if charges.len() > 1 && self.executor.is_cluster() {
-            let groups = self.slot_groups(charges);
+            let groups = self.hash_slot_groups(charges);
             if groups.len() > 1 {
                 return self
-                    .check_across_slots(charges, effect, &groups, outcomes, receipt)
+                    .check_across_hash_slots(charges, effect, &groups, outcomes, receipt)
                     .await;
             }
         }
@@ -223,7 +223,7 @@ impl RedisStore {
                 CheckReply::SplitHashSlot => {
                     let groups = HashSlotGroup::one_per_charge(charges);
                     return self
-                        .check_across_slots(charges, effect, &groups, outcomes, receipt)
+                        .check_across_hash_slots(charges, effect, &groups, outcomes, receipt)
                         .await;
                 }
                 CheckReply::Decided {
@@ -401,9 +401,9 @@ impl RedisStore {
     }
 
     /// Groups the indices of `charges` so that one script call can access all keys of a group.
-    pub(crate) fn group_by_slot(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
+    pub(crate) fn group_by_hash_slot(&self, charges: &[Charge<'_>]) -> Vec<Vec<usize>> {
         if self.executor.is_cluster() {
-            self.slot_groups(charges)
+            self.hash_slot_groups(charges)
                 .into_iter()
                 .map(HashSlotGroup::into_indices)
                 .collect()

@@ -90,13 +90,13 @@ impl RedisStore {
         end: ReservationEnd,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let mut slots = self.reserved_slots(&reservation).into_iter();
+        let mut slots = self.reserved_hash_slots(&reservation).into_iter();
         let Some((number, first)) = slots.next() else {
             return Ok(ReservationStatus::Ended(Refund::Complete));
         };
         let attempt = attempt(&reservation, end, now);
         let call = self.end_call(&reservation, number, &first, &settlements(end), &attempt);
-        let in_first = self.end_in_slot(&call).await?;
+        let in_first = self.end_in_hash_slot(&call).await?;
         let (actual_end, mut refund) = match in_first.status {
             ReservationStatus::Ended(refund) => (end, refund),
             ReservationStatus::EndedBefore(before, refund) => (before, refund),
@@ -114,11 +114,11 @@ impl RedisStore {
         let calls: Vec<Call> = slots.map(call).collect();
         let completed = calls
             .iter()
-            .map(|call| self.complete_in_slot(call, actual_end));
+            .map(|call| self.complete_in_hash_slot(call, actual_end));
         for completed in join_all(completed).await {
             refund = refund.and(completed?.refund);
         }
-        let in_last = self.complete_in_slot(&call(last), actual_end).await?;
+        let in_last = self.complete_in_hash_slot(&call(last), actual_end).await?;
         Ok(match in_last.status {
             ReservationStatus::Ended(_) if actual_end == end => {
                 ReservationStatus::Ended(refund.and(in_last.refund))
@@ -129,12 +129,12 @@ impl RedisStore {
 
     /// Runs a call that ends a reservation in a further hash slot, after it has ended in the first
     /// one. An earlier call may already have ended it there.
-    async fn complete_in_slot(
+    async fn complete_in_hash_slot(
         &self,
         call: &Call,
         end: ReservationEnd,
     ) -> Result<GuardReply, StoreError> {
-        let in_slot = self.end_in_slot(call).await?;
+        let in_slot = self.end_in_hash_slot(call).await?;
         match in_slot.status {
             ReservationStatus::Ended(_) => Ok(in_slot),
             ReservationStatus::EndedBefore(before, _) if before == end => Ok(in_slot),
@@ -183,7 +183,7 @@ impl RedisStore {
 
     /// Runs a call that ends a reservation in one hash slot. If the hash slot is migrating, the
     /// guard may be on another node than the keys, so a separate call updates the guard.
-    async fn end_in_slot(&self, call: &Call) -> Result<GuardReply, StoreError> {
+    async fn end_in_hash_slot(&self, call: &Call) -> Result<GuardReply, StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitHashSlot(_)) => {}
             reply => return guard_reply(reply.map_err(|error| error.into_store_error(call))?),
@@ -244,7 +244,7 @@ impl RedisStore {
         now: Timestamp,
     ) -> RenewalGuard {
         let slot = self.hash_slot_of(key);
-        let slots = self.reserved_slots(reservation);
+        let slots = self.reserved_hash_slots(reservation);
         let is_first = slots.first().is_some_and(|(first, _)| *first == slot);
         RenewalGuard {
             key: self.guard(slot, reservation),
@@ -287,7 +287,7 @@ impl RedisStore {
 
     /// Groups the charges of `reservation` by hash slot, in the order of the slots. If Redis is not
     /// a cluster, there is a single group without a number.
-    fn reserved_slots(&self, reservation: &RedisReservation<'_>) -> ReservedHashSlots {
+    fn reserved_hash_slots(&self, reservation: &RedisReservation<'_>) -> ReservedHashSlots {
         let mut slots = ReservedHashSlots::new();
         for (index, charge) in reservation.charges.iter().enumerate() {
             slot_at(&mut slots, self.hash_slot_of(charge.key))
@@ -308,7 +308,7 @@ impl RedisStore {
 
     /// Returns the guard in the hash slot with the lowest number, which decides.
     fn first_guard(&self, reservation: &RedisReservation<'_>) -> Option<Vec<u8>> {
-        let slots = self.reserved_slots(reservation);
+        let slots = self.reserved_hash_slots(reservation);
         let (number, _) = slots.first()?;
         Some(self.guard(*number, reservation))
     }

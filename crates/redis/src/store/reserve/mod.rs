@@ -143,7 +143,7 @@ impl RedisStore {
             return Ok(());
         }
         let charges: Vec<Charge<'_>> = due.iter().map(|due| *due.charge).collect();
-        let slots = self.group_by_slot(&charges);
+        let slots = self.group_by_hash_slot(&charges);
         let calls: Vec<Call> = slots
             .iter()
             .map(|slot| self.settle_call(slot.iter().map(|index| due[*index])))
