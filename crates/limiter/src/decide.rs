@@ -9,7 +9,7 @@ use tidegate_core::{
 use tidegate_redis::StoreError;
 use tracing::Instrument as _;
 
-use crate::{Backend, ServerLimiter, metrics::Metrics, trace};
+use crate::{ServerLimiter, backend::Backend, metrics::Metrics, trace};
 
 /// A request for a decision. The request does not depend on the backend that makes the decision.
 #[derive(Clone, Copy, Debug)]

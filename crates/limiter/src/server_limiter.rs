@@ -11,7 +11,8 @@ use tidegate_net::prometheus::{self, Format, Page};
 use tidegate_redis::FallbackStore;
 
 use crate::{
-    Backend, RequestRecorder,
+    RequestRecorder,
+    backend::Backend,
     candidate::{Candidate, CandidateRules},
     denials::DenialLog,
     events::Events,

@@ -124,8 +124,8 @@ impl SnapshotHealth {
     }
 
     fn record_failure(&self, error: &str, now: Timestamp) -> Option<FailureRecord> {
-        let mut health = self.lock();
-        let failure = health.failure.get_or_insert_with(|| SnapshotFailure {
+        let mut state = self.lock();
+        let failure = state.failure.get_or_insert_with(|| SnapshotFailure {
             error: String::new(),
             since: now,
             attempts: 0,
@@ -162,13 +162,13 @@ impl SnapshotHealth {
     /// to fix it.
     #[must_use]
     pub fn problem(&self, now: Timestamp) -> Option<String> {
-        let health = self.lock();
+        let state = self.lock();
         let SnapshotFailure {
             error,
             since,
             attempts,
             ..
-        } = health.failure.as_ref()?;
+        } = state.failure.as_ref()?;
         let secs = seconds(now.since(*since));
         let begun = date(*since).map(|date| format!("since {date}, "));
         let begun = begun.unwrap_or_default();
@@ -180,8 +180,8 @@ impl SnapshotHealth {
     /// Returns whether snapshots are configured and the last snapshot was written.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
-        let health = self.lock();
-        health.is_configured && health.failure.is_none()
+        let state = self.lock();
+        state.is_configured && state.failure.is_none()
     }
 
     /// Returns whether snapshots are configured.

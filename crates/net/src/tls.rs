@@ -434,6 +434,7 @@ fn unusable(
     }
 }
 
+// This method is here because the module of `Connection` is below this one.
 impl Connection {
     /// Returns `tls` unless another process relays the connection and has already performed the
     /// handshake.

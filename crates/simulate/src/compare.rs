@@ -57,14 +57,14 @@ pub(crate) struct Differences {
 }
 
 /// The position of a rule in its file, and a key of the rule.
-type RuleKey = (usize, Box<[u8]>);
+type ComparedRuleKey = (usize, Box<[u8]>);
 
 /// Counts the requests that are denied with one file and admitted with the other file, for each
 /// rule and key.
 #[derive(Debug, Default)]
 struct ChangedKeys {
     requests: u64,
-    keys: HashMap<RuleKey, ChangedRequests>,
+    keys: HashMap<ComparedRuleKey, ChangedRequests>,
 }
 
 /// The number of a key's requests that are decided differently, and the times of the first and the
@@ -98,7 +98,7 @@ impl ChangedKeys {
             by_count.then_with(|| key.cmp(other_key))
         });
         keys.truncate(SHOWN_KEYS);
-        let report = |((rule, key), requests): (&RuleKey, &ChangedRequests)| ComparedKey {
+        let report = |((rule, key), requests): (&ComparedRuleKey, &ChangedRequests)| ComparedKey {
             rule: rules
                 .iter()
                 .nth(*rule)

@@ -465,18 +465,18 @@ mod tests {
 
     /// The socket of an upstream that accepts `room` bytes of a request, and then stops reading.
     /// The upstream has already sent `response`.
-    struct UnreadSocket {
+    struct StalledSocket {
         room: usize,
         response: &'static [u8],
     }
 
-    impl Socket for UnreadSocket {
+    impl Socket for StalledSocket {
         fn is_quiet(&self) -> bool {
             self.response.is_empty()
         }
     }
 
-    impl AsyncRead for UnreadSocket {
+    impl AsyncRead for StalledSocket {
         fn poll_read(
             mut self: Pin<&mut Self>,
             cx: &mut Context<'_>,
@@ -486,7 +486,7 @@ mod tests {
         }
     }
 
-    impl AsyncWrite for UnreadSocket {
+    impl AsyncWrite for StalledSocket {
         fn poll_write(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -513,7 +513,7 @@ mod tests {
     async fn a_response_is_read_after_a_write_error() {
         let response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
         for room in [0, 1, 100] {
-            let socket = UnreadSocket { room, response };
+            let socket = StalledSocket { room, response };
             let mut connection = Http1Connection::new(socket, &settings());
             let mut request = Request::new(Upload::empty());
             *request.method_mut() = Method::POST;

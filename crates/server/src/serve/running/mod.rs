@@ -281,11 +281,6 @@ impl ServerHandle {
         }
         save(&limiter, snapshot.as_ref())
     }
-
-    fn save(&self) {
-        // `save` logs the error and keeps it for the status page.
-        drop(save(&self.limiter, self.snapshot.as_ref()));
-    }
 }
 
 fn ticks(every: Duration) -> Interval {

@@ -1,4 +1,4 @@
-//! Reloads of the files that the server uses.
+//! Reloads and reopens the files that the server uses.
 
 use std::sync::Arc;
 

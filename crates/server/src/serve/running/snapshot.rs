@@ -5,6 +5,15 @@ use std::io;
 use tidegate_config::Snapshot;
 use tidegate_limiter::ServerLimiter;
 
+use super::ServerHandle;
+
+impl ServerHandle {
+    pub(super) fn save(&self) {
+        // `save` logs the error and keeps it for the status page.
+        drop(save(&self.limiter, self.snapshot.as_ref()));
+    }
+}
+
 /// Writes the snapshot, if one is configured. The error names the file.
 pub(super) fn save(limiter: &ServerLimiter, snapshot: Option<&Snapshot>) -> io::Result<()> {
     let Some(Snapshot { path, .. }) = snapshot else {
