@@ -1,4 +1,4 @@
-//! Merges several nodes' views of the cluster into one slot map.
+//! Merges several nodes' views of the cluster into one map of the hash slots.
 //!
 //! A node partitioned from its cluster keeps its last map, and cannot know that a replica has taken
 //! over its slots. Therefore, if several nodes claim a slot, the node with the highest
@@ -11,7 +11,7 @@ use super::{
     view::{Claim, ClusterView, ReportedState},
 };
 
-/// The slot map, merged from the views of several nodes.
+/// The map of the hash slots, merged from the views of several nodes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HashSlotMap {
     /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
