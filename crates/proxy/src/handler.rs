@@ -103,13 +103,19 @@ impl Service<Request<RequestBody>> for ProxyHandler {
     }
 }
 
+/// A protocol upgrade that the client offers.
+struct UpgradeOffer {
+    protocol: HeaderValue,
+    /// The client side of the connection after the upgrade.
+    client: OnUpgrade,
+}
+
 /// A request for which an upstream has been selected. If a pooled connection was available, the
 /// request is already being sent.
 struct RoutedRequest {
     dispatcher: Dispatcher,
     upstream: Arc<Upstream>,
-    /// The client side of the protocol upgrade, if the client requests one.
-    upgrade: Option<OnUpgrade>,
+    upgrade: Option<UpgradeOffer>,
     /// The progress of sending the request body.
     progress: UploadProgress,
     /// The request's concurrency permit, if the upstream has an adaptive concurrency limit.
@@ -139,9 +145,12 @@ impl HandlerContext {
         &self,
         mut request: Request<RequestBody>,
     ) -> Result<RoutedRequest, RejectedRequest> {
-        // The head is normalised, so an `Upgrade` header in it is a valid upgrade request.
-        let is_switch = lookup::has_any(request.headers(), &[UPGRADE]);
-        let upgrade = is_switch.then(|| hyper::upgrade::on(&mut request));
+        // The head is normalised, so an `Upgrade` header in it is a valid offer of one protocol.
+        let protocol = lookup::first(request.headers(), &UPGRADE).cloned();
+        let upgrade = protocol.map(|protocol| UpgradeOffer {
+            protocol,
+            client: hyper::upgrade::on(&mut request),
+        });
         let is_head = *request.method() == Method::HEAD;
         let (mut head, body) = request.into_parts();
         let dispatcher = Dispatcher::new(self.runtime.current(), self.worker);
@@ -255,12 +264,12 @@ impl HandlerContext {
         response
     }
 
-    /// Builds the response for the client. `upgrade` is present if the client requested a protocol
-    /// upgrade. If the upstream agrees, the tunnel is stored in `pending_tunnel`.
+    /// Builds the response for the client. `upgrade` is present if the client offered a protocol
+    /// upgrade. If the upstream accepts the offer, the tunnel is stored in `pending_tunnel`.
     fn build_response(
         &self,
         upstream_response: UpstreamResponse,
-        upgrade: Option<OnUpgrade>,
+        upgrade: Option<UpgradeOffer>,
     ) -> Result<Response<ResponseBody>, ProxyError> {
         let UpstreamResponse {
             response,
@@ -269,10 +278,10 @@ impl HandlerContext {
             is_head,
         } = upstream_response;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            // An upstream may switch protocols only if the client requested the switch.
-            let client = upgrade.ok_or(ProxyError::BadResponse)?;
-            let protocol =
-                hop_by_hop::switched_protocol(response.headers()).ok_or(ProxyError::BadResponse)?;
+            // An upstream may switch only to a protocol that the client offered.
+            let offer = upgrade.ok_or(ProxyError::BadResponse)?;
+            let protocol = hop_by_hop::switched_protocol(response.headers(), &offer.protocol);
+            let protocol = protocol.ok_or(ProxyError::BadResponse)?;
             let (mut head, _) = response.into_parts();
             hop_by_hop::strip_response(&mut head.headers);
             hop_by_hop::set_upgrade(&mut head.headers, protocol);
@@ -283,7 +292,7 @@ impl HandlerContext {
             self.pending_tunnel.set(Tunnel {
                 rate_limit_permit,
                 session,
-                client,
+                client: offer.client,
                 checkout,
                 in_flight: self.in_flight.as_ref().map(ClientRequests::begin_unlimited),
             });

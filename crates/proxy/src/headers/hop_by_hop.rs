@@ -45,12 +45,17 @@ pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&first.to_ascii_lowercase()).ok()
 }
 
-/// Returns the protocol to which a 101 response switches.
-pub(crate) fn switched_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
+/// Returns the protocol to which a 101 response switches. Returns `None` if the response is invalid,
+/// for example because it names another protocol than `offered` (RFC 9110, section 7.8).
+pub(crate) fn switched_protocol(headers: &HeaderMap, offered: &HeaderValue) -> Option<HeaderValue> {
     let protocol = lookup::first(headers, &UPGRADE)?;
-    let is_meant =
-        has_token(headers, &CONNECTION, "upgrade") && !has_token(headers, &UPGRADE, "h2c");
-    is_meant.then(|| protocol.clone())
+    let lines = headers.get_all(UPGRADE).iter();
+    let mut named = lines.flat_map(tokens).filter(|token| !token.is_empty());
+    let is_offered = |token: &[u8]| token.eq_ignore_ascii_case(offered.as_bytes());
+    let is_valid = has_token(headers, &CONNECTION, "upgrade")
+        && named.next().is_some_and(is_offered)
+        && named.all(is_offered);
+    is_valid.then(|| protocol.clone())
 }
 
 /// Sets the headers that switch the client connection to `protocol`.
@@ -214,6 +219,31 @@ mod tests {
             assert_eq!(offered_protocol(&request), expected, "{written}");
             request.remove(CONNECTION);
             assert_eq!(offered_protocol(&request), None, "{written}");
+        }
+    }
+
+    #[test]
+    fn a_switch_names_only_the_offered_protocol() {
+        let offered = HeaderValue::from_static("websocket");
+        for (lines, is_valid) in [
+            (&["websocket"][..], true),
+            (&["WebSocket"], true),
+            (&["websocket, "], true),
+            (&["websocket", "websocket"], true),
+            (&["echo"], false),
+            (&["websocket, echo"], false),
+            (&["websocket", "echo"], false),
+            (&[", "], false),
+            (&[], false),
+        ] {
+            let mut response = headers(&[("connection", "upgrade")]);
+            for line in lines {
+                response.append(UPGRADE, line.parse().unwrap());
+            }
+            let switched = switched_protocol(&response, &offered);
+            assert_eq!(switched.is_some(), is_valid, "{lines:?}");
+            response.remove(CONNECTION);
+            assert_eq!(switched_protocol(&response, &offered), None, "{lines:?}");
         }
     }
 

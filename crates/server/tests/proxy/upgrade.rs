@@ -153,6 +153,7 @@ fn an_invalid_switch_is_502() {
         "connection: close\r\nupgrade: echo\r\n",
         "connection: upgrade\r\nupgrade: h2c\r\n",
         "connection: upgrade\r\nupgrade: echo, H2C\r\n",
+        "connection: upgrade\r\nupgrade: websocket\r\n",
     ] {
         let (send, closed) = channel();
         let send = Mutex::new(send);
