@@ -179,10 +179,15 @@ fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
             .ends_with("nothing was done"),
         "{problem}"
     );
-    // The state of a key is in Redis, but the server still knows how it decides a request.
+    // The state of keys and blocks is in Redis, but the server still knows how it decides a request.
     let advice = "; meanwhile, `tidegate explain` (/v1/explain) shows how this server decides a request, and \
                   `tidegate status` (/readyz) shows the state of Redis";
-    for path in ["/v1/keys/local/u", "/v1/keys/local"] {
+    for path in [
+        "/v1/keys/local/u",
+        "/v1/keys/local",
+        "/v1/blocks",
+        "/v1/blocks/local/u",
+    ] {
         let (status, problem) = json(listener, "GET", path, "");
         assert_eq!(status, 503, "{problem}");
         assert!(

@@ -21,7 +21,7 @@ use super::{
     end::end_document,
     path::{KeyTarget, Purpose, with_hints},
     query::Query,
-    store_problem,
+    read_problem, store_problem,
 };
 
 const NO_BLOCK: &str = "this key is not blocked";
@@ -45,13 +45,13 @@ struct BlockRequest<'b> {
 pub(super) async fn list(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
     let most = Query::parse(query, &["n"], None)?.count(MAX_BLOCKS, MAX_BLOCKS)?;
     let rules = limiter.rules();
-    let mut blocks = limiter.blocks().await.map_err(store_problem)?;
+    let mut blocks = limiter.blocks().await.map_err(read_problem)?;
     let count = blocks.len();
     blocks.sort_by(|a, b| a.key.cmp(&b.key));
     blocks.truncate(most);
     let view = BlockView {
         rules: &rules,
-        now: limiter.block_clock().await.map_err(store_problem)?,
+        now: limiter.block_clock().await.map_err(read_problem)?,
         is_persistent: limiter.are_blocks_persistent(),
     };
     let documents: Vec<Value> = blocks.iter().map(|block| view.document(block)).collect();
@@ -73,13 +73,13 @@ pub(super) async fn show(
 ) -> Result<Answer, Problem> {
     let rules = limiter.rules();
     let (rule, key) = target.find_or_former(&rules);
-    let block = limiter.block_on(&key).await.map_err(store_problem)?;
+    let block = limiter.block_on(&key).await.map_err(read_problem)?;
     let block = match (block, rule) {
         (Some(block), _) => block,
         (None, Ok(rule)) => return Err(target.nothing(NO_BLOCK, rule)),
         (None, Err(problem)) => return Err(problem),
     };
-    let now = limiter.block_clock().await.map_err(store_problem)?;
+    let now = limiter.block_clock().await.map_err(read_problem)?;
     let document = document(limiter, &rules, &block, now);
     Ok(json(StatusCode::OK, &document))
 }

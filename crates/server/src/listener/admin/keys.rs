@@ -20,10 +20,10 @@ use super::{
     audit::Auditor,
     blocks,
     denials::masked,
-    entry_blocks, key_state_problem, overrides,
+    entry_blocks, overrides,
     path::{KeyTarget, no_rule},
     query::Query,
-    store_problem,
+    read_problem, store_problem,
 };
 
 /// The maximum of `n`, the number of keys on a page.
@@ -49,21 +49,18 @@ pub(super) async fn show(
     };
     let block = match key.entry_block(&KeyMask::plain()) {
         Some(block) => Some(block),
-        None => key
-            .block(blocks::document)
-            .await
-            .map_err(key_state_problem)?,
+        None => key.block(blocks::document).await.map_err(read_problem)?,
     };
     let limits = rules.limits_of_key(rule, &bytes, None, limiter.now());
     let charge = Charge::new(&bytes, &limits, Cost::ONE)?;
     let current = limiter
         .inspect(charge, Effect::Look)
         .await
-        .map_err(key_state_problem)?;
+        .map_err(read_problem)?;
     let next = limiter
         .inspect(charge, Effect::Peek)
         .await
-        .map_err(key_state_problem)?;
+        .map_err(read_problem)?;
     let document = json!({
         "rule": rule.name(),
         "key": target.key,
@@ -247,7 +244,7 @@ pub(super) async fn list(
             "after",
             "is not a `next` value of this list, or was returned before a server restart; omit `after` to start again",
         ),
-        ListError::Store(error) => key_state_problem(error),
+        ListError::Store(error) => read_problem(error),
     })?;
     let documents = stream::iter(&page.keys).map(|key| row(limiter, &rules, rule, key));
     // With Redis, two calls are needed to read a key's state. The calls for several keys are sent
@@ -256,7 +253,7 @@ pub(super) async fn list(
         .buffered(KEYS_AT_ONCE)
         .try_collect()
         .await
-        .map_err(key_state_problem)?;
+        .map_err(read_problem)?;
     let rows: Vec<Value> = rows.into_iter().flatten().collect();
     let document = json!({
         "rule": rule.name(),

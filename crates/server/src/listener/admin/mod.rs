@@ -436,9 +436,9 @@ fn store_problem(error: StoreError) -> Problem {
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; {done}"))
 }
 
-/// Reports that the state of keys could not be read from Redis, and what still works without Redis.
+/// Reports that keys or blocks could not be read from Redis, and what still works without Redis.
 #[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
-fn key_state_problem(error: StoreError) -> Problem {
+fn read_problem(error: StoreError) -> Problem {
     let detail = format!(
         "{error}; meanwhile, `tidegate explain` (/v1/explain) shows how this server decides a request, and \
          `tidegate status` (/readyz) shows the state of Redis"
