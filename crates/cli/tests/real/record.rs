@@ -92,7 +92,7 @@ fn a_file_that_cannot_be_opened_prevents_the_start() {
     let scratch = Scratch::new();
     let rules = scratch.write(
         "rules.yaml",
-        "record: {to: /nowhere/requests.jsonl}\nrules: []\n",
+        &format!("{EVERY_LISTENER}record: {{to: /nowhere/requests.jsonl}}\nrules: []\n"),
     );
     let output = run(tidegate(&["serve", "--config"]).arg(rules));
     let message = String::from_utf8(output.stderr).unwrap();
