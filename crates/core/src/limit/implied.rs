@@ -1,6 +1,6 @@
 //! Recognises limits that have no effect, because another limit of the same rule is stricter.
 
-use super::{Algorithm, Limit, Window};
+use super::{Algorithm, Limit, Rate, Window};
 use crate::time::Span;
 
 impl Limit {
@@ -9,8 +9,9 @@ impl Limit {
     /// `20/min`, and `10/s` implies `1000/min`.
     ///
     /// The result is true only if it is certain, so it can be false for a redundant limit. It is
-    /// about limits that do not change. An elastic limit, a plan or an override changes limits, and
-    /// the units that were admitted under other limits can make `other` deny a request.
+    /// about limits that do not change. An elastic limit, a plan and an override change limits, and so
+    /// does a Redis outage, in which each server enforces its share. The units that were admitted
+    /// under other limits can make `other` deny a request.
     ///
     /// # Examples
     ///
@@ -32,9 +33,16 @@ impl Limit {
         {
             return false;
         }
+        // A request waits for a slot only if all limits that deny it let it wait.
+        if self.slot_wait != other.slot_wait {
+            return false;
+        }
         let (most, quota) = (u128::from(self.hard_quota()), u128::from(other.quota()));
+        // Buckets and GCRA need the same rate: with a faster rate, instants are rounded differently,
+        // so even a larger limit can deny a request a microsecond too early.
+        let has_same_rate = bucket_rate(&self.algorithm) == bucket_rate(&other.algorithm);
         let times = match (&self.algorithm, &other.algorithm) {
-            (own, other) if has_same_terms(own, other) => 1,
+            _ if has_same_rate && self.shares_state_with(other) => 1,
             (
                 Algorithm::FixedWindow {
                     window: Window::Epoch(own),
@@ -60,52 +68,20 @@ fn periods(own: Span, other: Span) -> u64 {
     other.as_micros().div_ceil(own.as_micros().max(1))
 }
 
-/// Returns whether limits with these algorithms forget units at the same instants, if they are
-/// charged the same units. Buckets and GCRA need the same rate: with a faster rate, instants are
-/// rounded differently, so even a larger limit can deny a request a microsecond too early.
-fn has_same_terms(own: &Algorithm, other: &Algorithm) -> bool {
-    use Algorithm as A;
-    match (own, other) {
-        (A::Gcra { rate: own, .. }, A::Gcra { rate, .. }) => own == rate,
-        (
-            A::TokenBucket {
-                refill: own,
-                mode: own_mode,
-                ..
-            },
-            A::TokenBucket { refill, mode, .. },
-        ) => own == refill && own_mode == mode,
-        (
-            A::LeakyBucket {
-                leak: own,
-                queue: own_queue,
-                ..
-            },
-            A::LeakyBucket { leak, queue, .. },
-        ) => own == leak && own_queue == queue,
-        (A::FixedWindow { window: own, .. }, A::FixedWindow { window, .. }) => own == window,
-        (A::SlidingWindowLog { window: own, .. }, A::SlidingWindowLog { window, .. })
-        | (A::Concurrency { lease: own, .. }, A::Concurrency { lease: window, .. }) => {
-            own == window
-        }
-        (
-            A::SlidingWindowCounter {
-                window: own,
-                counting: own_counting,
-                ..
-            },
-            A::SlidingWindowCounter {
-                window, counting, ..
-            },
-        ) => own == window && own_counting == counting,
-        _ => false,
+/// Returns the rate of a bucket or of GCRA.
+fn bucket_rate(algorithm: &Algorithm) -> Option<Rate> {
+    match algorithm {
+        Algorithm::Gcra { rate, .. }
+        | Algorithm::TokenBucket { refill: rate, .. }
+        | Algorithm::LeakyBucket { leak: rate, .. } => Some(*rate),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::{AlgorithmName, LimitSpec};
+    use crate::limit::{AlgorithmName, LimitSpec, SlotWait};
 
     fn implies(algorithm: Option<AlgorithmName>, own: &str, other: &str) -> bool {
         let limit = |text| {
@@ -148,6 +124,28 @@ mod tests {
             let found = implies(algorithm, own, other);
             assert_eq!(found, is_implied, "{algorithm:?}: {own}, {other}");
         }
+    }
+
+    #[test]
+    fn limits_that_let_requests_wait_for_slots_must_wait_alike() {
+        let slots = |count: u64| {
+            let lease = Span::from_secs(30);
+            Limit::new(Algorithm::Concurrency {
+                limit: count,
+                lease,
+            })
+            .unwrap()
+        };
+        let waiting = |count: u64| {
+            slots(count)
+                .with_slot_wait(SlotWait {
+                    longest: Span::from_secs(2),
+                    queue: SlotWait::DEFAULT_QUEUE,
+                })
+                .unwrap()
+        };
+        assert!(slots(4).implies(&slots(9)) && waiting(4).implies(&waiting(9)));
+        assert!(!waiting(4).implies(&slots(9)) && !slots(4).implies(&waiting(9)));
     }
 
     #[test]
