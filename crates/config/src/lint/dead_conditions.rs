@@ -31,9 +31,6 @@ const NO_ENTRY: &str = "no-entry";
 /// The code of the warning about a method that is probably misspelt. Users can search for the code.
 const UNKNOWN_METHOD: &str = "unknown-method";
 
-/// The method of a former Microsoft web server, which differs from `TRACE` in one letter.
-const TRACK: &str = "TRACK";
-
 /// The methods of HTTP.
 const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
@@ -546,18 +543,22 @@ fn misspelt_method(entry: &str, comparison: TextComparison, text: &str) -> Optio
 
 /// Returns the standard method of which `method`, in uppercase, is probably a misspelling. A
 /// misspelling has one letter inserted or missing, or two neighbouring letters swapped. In a method
-/// of four letters or more, one letter may also be substituted, and in a method of six letters or
-/// more, two letters may be missing. With more tolerance, methods of services would be reported:
-/// `LIST` and `POST` differ in two letters, `SET` and `GET` in one.
+/// of four letters or more, one letter except the first may also be substituted, and in a method of
+/// six letters or more, two letters may be missing. With more tolerance, methods of services would
+/// be reported: `LIST` and `POST` differ in two letters, `READ` and `HEAD` in one.
 fn misspelt_as(method: &str) -> Option<&'static str> {
     const MAX_BYTES: usize = 16;
-    if method.len() > MAX_BYTES || METHODS.contains(&method) || method == TRACK {
+    /// Methods of well-known software that are similar to a standard method.
+    const OTHERS: [&str; 2] = ["TRACK", "BDELETE"];
+    let is_glob = method.contains('*');
+    if is_glob || method.len() > MAX_BYTES || METHODS.contains(&method) || OTHERS.contains(&method)
+    {
         return None;
     }
     let is_misspelling = |known: &&&str| {
         is_slip(method, known)
             || match strsim::damerau_levenshtein(method, known) {
-                1 => known.len() > 3,
+                1 => known.len() > 3 && method.as_bytes().first() == known.as_bytes().first(),
                 2 => known.len() >= 6 && known.len() == method.len() + 2,
                 _ => false,
             }
