@@ -3,7 +3,7 @@
 use std::{convert::Infallible, path::PathBuf};
 
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
-use tidegate_core::notation::integer_meant;
+use tidegate_core::{bounds, notation::integer_advice};
 use tidegate_simulate::{EntryMapping, LogFormat, Share, Sweep, WhatIf};
 
 use crate::{print, version::version};
@@ -549,16 +549,14 @@ fn duration(text: &str) -> Result<String, String> {
 
 fn cost(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| {
-        let meant = integer_meant(text).map(|meant| format!("; write {meant}"));
-        let advice = meant.unwrap_or_default();
+        let advice = integer_advice(text, &(1..=bounds::MAX_COUNT));
         format!("expected an integer without an exponent or a unit, such as 1000{advice}")
     })
 }
 
 fn key_count(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| {
-        let meant = integer_meant(text).map(|meant| format!("; write {meant}"));
-        let advice = meant.unwrap_or_default();
+        let advice = integer_advice(text, &(1..=bounds::MAX_COUNT));
         format!("expected a number of keys, such as 100{advice}")
     })
 }

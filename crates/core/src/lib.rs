@@ -37,13 +37,14 @@ mod limit;
 mod maybe_ready;
 mod memory;
 mod rules;
+mod shown;
 mod store;
 mod time;
 
 /// Parsers for rates, durations and instants: `20/min`, `5/10s`, `1d`, `2030-01-31T09:00:00Z`.
 pub mod notation {
     pub use crate::{
-        limit::{integer_meant, rate},
+        limit::{integer_advice, integer_meant, rate},
         time::notation::{NotationError, instant, span},
     };
 }

@@ -1,6 +1,8 @@
 //! Guesses the integer that was probably meant by another notation, for use in error messages. For
 //! example, `1e3`, `1_000`, `1,000` and `1k` mean 1000.
 
+use std::ops::RangeInclusive;
+
 use super::bounds;
 
 /// The maximum length of a string for which a number is guessed, in bytes.
@@ -34,6 +36,14 @@ pub fn integer_meant(text: &str) -> Option<u64> {
     let digits = in_digits(number).filter(|digits| is_digits(digits))?;
     let number = digits.parse().ok();
     number.filter(|number| *number <= bounds::MAX_COUNT)
+}
+
+/// Returns the advice for an error about `text`, which is not an integer in `range`: "; write 1000"
+/// for `1e3`, and an empty string if there is no good guess in `range`.
+#[must_use]
+pub fn integer_advice(text: &str, range: &RangeInclusive<u64>) -> String {
+    let meant = integer_meant(text).filter(|meant| range.contains(meant));
+    meant.map_or_else(String::new, |meant| format!("; write {meant}"))
 }
 
 /// Converts a number in lower case to digits: `1k`, `1_000` and `1e3` to `1000`. Any other text is
@@ -108,5 +118,8 @@ mod tests {
             assert_eq!(integer_meant(text), None, "{text}");
         }
         assert_eq!(integer_meant(&"1".repeat(100)), None);
+        assert_eq!(integer_advice("1e3", &(1..=1_000)), "; write 1000");
+        assert_eq!(integer_advice("1e3", &(1..=999)), "");
+        assert_eq!(integer_advice("0.0", &(1..=9)), "");
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 pub use self::{
     algorithm::{Algorithm, Counting, RefillMode, Window},
-    count_guess::integer_meant,
+    count_guess::{integer_advice, integer_meant},
     quota_unit::QuotaUnit,
     rate::Rate,
     rate_notation::rate,

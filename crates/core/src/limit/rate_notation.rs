@@ -6,9 +6,12 @@ use super::{
     rate::{Rate, in_whole_units},
     rate_guess::probably_meant,
 };
-use crate::time::{
-    Span,
-    notation::{NotationError, leading_digits, span, unit_micros},
+use crate::{
+    shown::shown,
+    time::{
+        Span,
+        notation::{NotationError, leading_digits, span, unit_micros},
+    },
 };
 
 /// Parses a rate in the notation `count/period`. The period is a unit, such as `min`, or a
@@ -34,7 +37,8 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     let (count, period) = (count.trim(), period.trim());
     if let Some(whole) = in_whole_units(count, period) {
         return Err(NotationError(format!(
-            "the number of requests must be an integer, got \"{text}\"; write {whole}"
+            "the number of requests must be an integer, got \"{}\"; write {whole}",
+            shown(text)
         )));
     }
     if count.is_empty() {
@@ -50,7 +54,8 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
         .filter(|n| *n <= bounds::MAX_COUNT)
         .ok_or_else(|| {
             NotationError(format!(
-                "\"{text}\": the number of requests exceeds the maximum of {}",
+                "\"{}\": the number of requests exceeds the maximum of {}",
+                shown(text),
                 bounds::MAX_COUNT
             ))
         })?;
@@ -82,7 +87,7 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
     if let Some((first, more)) = unit.split_once(char::is_whitespace)
         && unit_micros(first).is_some()
     {
-        let why = format!("\"{}\" is not part of a rate", more.trim());
+        let why = format!("\"{}\" is not part of a rate", shown(more.trim()));
         let advice = format!("write {count}/{digits}{first}");
         return Err(malformed(text, &why, Some(advice)));
     }
@@ -103,10 +108,12 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
         }
         (_, unit) if unit.starts_with('.') => "the period must be an integer".to_owned(),
         (_, unit) if unit.starts_with("month") => {
-            let advice = format!("write {count}/30d, or set `anchor` to a calendar month");
+            let advice = format!(
+                "write {count}/30d, or set `limit` to {count} and `anchor` to {{calendar: month}}"
+            );
             return Err(malformed(text, "a month has no fixed length", Some(advice)));
         }
-        (_, unit) => format!("unknown unit \"{unit}\""),
+        (_, unit) => format!("unknown unit \"{}\"", shown(unit)),
     };
     let units = "use us, ms, s, min, h, d or w".to_owned();
     Err(malformed(text, &why, Some(units)))
@@ -134,7 +141,8 @@ fn malformed(text: &str, why: &str, advice: Option<String>) -> NotationError {
     let advice = meant.or(advice);
     let advice = advice.map(|advice| format!(": {advice}"));
     NotationError(format!(
-        "expected a rate such as 20/min or 5/10s, got \"{text}\"; {why}{}",
+        "expected a rate such as 20/min or 5/10s, got \"{}\"; {why}{}",
+        shown(text),
         advice.unwrap_or_default()
     ))
 }
@@ -207,7 +215,7 @@ mod tests {
             ("5/year", "unknown unit \"year\": write 5/365d"),
             (
                 "5/month",
-                "a month has no fixed length: write 5/30d, or set `anchor` to a calendar month",
+                "a month has no fixed length: write 5/30d, or set `limit` to 5 and `anchor` to {calendar: month}",
             ),
             ("1/s/s", "a rate has only one slash: write 1/s"),
             ("5//10s", "a rate has only one slash"),

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::LimitError,
     eval::{Charge, Cost, Limits, OnFailure, RequestError},
-    limit::{Algorithm, Limit, QuotaUnit, bounds, integer_meant},
+    limit::{Algorithm, Limit, QuotaUnit, bounds, integer_advice},
     time::{Span, Timestamp},
 };
 
@@ -725,8 +725,7 @@ impl Rule {
                 };
                 let most = bounds::MAX_COUNT;
                 let number = decimal(value).ok_or_else(|| {
-                    let meant = integer_meant(value).map(|meant| format!("; write {meant}"));
-                    let advice = meant.unwrap_or_default();
+                    let advice = integer_advice(value, &(1..=most));
                     wrong(format!("must be an integer from 1 to {most}{advice}"))
                 })?;
                 Cost::new(number)

@@ -1,7 +1,7 @@
 //! Token formulas: compute the cost of a request to a language model from its tokens.
 
 use super::RuleError;
-use crate::limit::bounds;
+use crate::{limit::bounds, shown::shown};
 
 /// The maximum number of decimals in a weight.
 const DECIMALS: usize = 6;
@@ -138,15 +138,6 @@ fn parse_weight(text: &str) -> Result<u64, String> {
         .and_then(|whole| whole.checked_add(millionths))
         .filter(|weight| *weight <= most * ONE);
     weight.ok_or_else(wrong)
-}
-
-/// Returns the beginning of `text`, with control characters escaped.
-fn shown(text: &str) -> String {
-    const SHOWN: usize = 40;
-    text.chars()
-        .take(SHOWN)
-        .flat_map(char::escape_debug)
-        .collect()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::fmt;
 use jiff::{civil, tz::TimeZone};
 
 use super::{MAX_PERIOD, Span, Timestamp};
+use crate::shown::shown;
 
 /// The units of time, longest first. Each entry contains the unit's length in microseconds and its
 /// names. The first name is the canonical name.
@@ -91,9 +92,8 @@ pub fn instant(text: &str) -> Result<Timestamp, NotationError> {
     };
     let micros = u64::try_from(instant.as_microsecond());
     let micros = micros.map_err(|_| {
-        NotationError(format!(
-            "expected an instant after 1970-01-01, got \"{text}\""
-        ))
+        let text = shown(text);
+        NotationError(format!("expected 1970-01-01 or later, got \"{text}\""))
     })?;
     Ok(Timestamp::from_micros(micros))
 }
@@ -111,9 +111,10 @@ fn start_of_day(text: &str) -> Option<jiff::Timestamp> {
 fn expected_instant(text: &str) -> NotationError {
     let in_utc = format!("{text}Z");
     let advice = match in_utc.parse::<jiff::Timestamp>() {
-        Ok(_) => format!("; for UTC, write {in_utc}"),
+        Ok(_) => format!("; for UTC, write {}", shown(&in_utc)),
         Err(_) => String::new(),
     };
+    let text = shown(text);
     NotationError(format!(
         "expected a date such as 2030-01-31 (00:00 UTC), or a date and time with a time zone such as \
          2030-01-31T09:00:00Z, got \"{text}\"{advice}"
@@ -147,9 +148,10 @@ pub(crate) fn leading_digits(text: &str) -> &str {
 }
 
 fn expected_span(text: &str) -> NotationError {
+    let advice = years_advice(text).unwrap_or_default();
+    let text = shown(text);
     NotationError(format!(
-        "expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\"{}",
-        years_advice(text).unwrap_or_default()
+        "expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"{text}\"{advice}"
     ))
 }
 
@@ -172,11 +174,13 @@ fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
     let max = MAX_PERIOD;
     match micros {
         Some(0) => Err(NotationError(format!(
-            "a duration must be longer than zero, got \"{text}\""
+            "a duration must be longer than zero, got \"{}\"",
+            shown(text)
         ))),
         Some(micros) if micros <= max.as_micros() => Ok(Span::from_micros(micros)),
         _ => Err(NotationError(format!(
-            "\"{text}\" exceeds the maximum of {max} (10 years)"
+            "\"{}\" exceeds the maximum of {max} (10 years)",
+            shown(text)
         ))),
     }
 }
@@ -215,11 +219,19 @@ mod tests {
             let message = instant(text).unwrap_err().to_string();
             assert_eq!(message, format!("{expected} \"{text}\"{advice}"));
         }
+        assert_eq!(instant("1970-01-01"), Ok(Timestamp::from_micros(0)));
+        let hostile = instant("a\nERROR \u{1b}[31m").unwrap_err().to_string();
+        assert!(
+            hostile.ends_with("got \"a\\nERROR \\u{1b}[31m\""),
+            "{hostile}"
+        );
+        let long = instant(&"9".repeat(60_000)).unwrap_err().to_string();
+        assert!(long.len() < 300, "{long}");
         for text in ["1960-01-01", "1969-12-31T23:59:59Z"] {
             let message = instant(text).unwrap_err().to_string();
             assert_eq!(
                 message,
-                format!("expected an instant after 1970-01-01, got \"{text}\"")
+                format!("expected 1970-01-01 or later, got \"{text}\"")
             );
         }
     }

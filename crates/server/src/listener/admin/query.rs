@@ -69,10 +69,8 @@ impl Query {
         };
         let count = text.parse().ok().filter(|count| (1..=most).contains(count));
         count.ok_or_else(|| {
-            let meant = notation::integer_meant(text).and_then(|meant| usize::try_from(meant).ok());
-            let meant = meant.filter(|meant| (1..=most).contains(meant));
-            let advice = meant.map(|meant| format!("; write {meant}"));
-            let (text, advice) = (shown(text), advice.unwrap_or_default());
+            let range = 1..=u64::try_from(most).unwrap_or(u64::MAX);
+            let (text, advice) = (shown(text), notation::integer_advice(text, &range));
             let problem = format!("must be a number from 1 to {most}, got `{text}`{advice}");
             Problem::bad("n", problem)
         })

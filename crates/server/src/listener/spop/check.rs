@@ -17,7 +17,7 @@ use tidegate_config::entry_name;
 use tidegate_core::{
     Cost, Effect, Request, RequestError,
     bounds::{MAX_COUNT, MAX_ENTRIES},
-    notation::integer_meant,
+    notation::integer_advice,
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -104,14 +104,11 @@ impl<'b> SpopArguments<'b> {
             Some(_) => None,
         };
         let wrong = || {
-            let meant = match self.cost {
-                Some(SpopValue::Bytes(text)) => {
-                    std::str::from_utf8(text).ok().and_then(integer_meant)
-                }
-                _ => None,
+            let text = match self.cost {
+                Some(SpopValue::Bytes(text)) => std::str::from_utf8(text).unwrap_or_default(),
+                _ => "",
             };
-            let advice = meant.map(|meant| format!("; write {meant}"));
-            let advice = advice.unwrap_or_default();
+            let advice = integer_advice(text, &(1..=MAX_COUNT));
             let problem = format!("must be an integer from 1 to {MAX_COUNT}{advice}");
             RequestError::new(COST, problem)
         };

@@ -6,7 +6,7 @@ use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
     Cost, Effect, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
     bounds::{MAX_COUNT, MAX_ENTRIES, MAX_SLOT_WAIT},
-    notation::integer_meant,
+    notation::integer_advice,
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -365,7 +365,7 @@ pub(super) fn number_in(
     let number = integer(text).filter(|number| range.contains(number));
     number.ok_or_else(|| {
         let (least, most, given) = (range.start(), range.end(), quoted(text));
-        let advice = meant_advice(text, &range);
+        let advice = advice(text, &range);
         let problem = format!("must be an integer from {least} to {most}, got '{given}'{advice}");
         RequestError::new(field, problem)
     })
@@ -375,19 +375,20 @@ fn integer(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Returns the suggestion for a number in another notation, such as `1e3`. Returns an empty string
-/// if there is none in `range`.
-fn meant_advice(text: &[u8], range: &RangeInclusive<u64>) -> String {
-    let meant = std::str::from_utf8(text).ok().and_then(integer_meant);
-    let meant = meant.filter(|meant| range.contains(meant));
-    meant.map_or_else(String::new, |meant| format!("; write {meant}"))
+fn advice(text: &[u8], range: &RangeInclusive<u64>) -> String {
+    integer_advice(std::str::from_utf8(text).unwrap_or_default(), range)
 }
 
-/// Parses a number of milliseconds. Error messages call the argument `field`.
-fn milliseconds(field: &str, text: &[u8]) -> Result<u64, RequestError> {
+/// Parses a number of milliseconds. Error messages call the argument `field`, and suggest only a
+/// number in `range`.
+fn milliseconds(
+    field: &str,
+    text: &[u8],
+    range: &RangeInclusive<u64>,
+) -> Result<u64, RequestError> {
     integer(text).ok_or_else(|| {
         let given = quoted(text);
-        let advice = meant_advice(text, &(0..=MAX_COUNT));
+        let advice = advice(text, range);
         let problem = format!(
             "expected an integer number of milliseconds without a unit, got '{given}'{advice}"
         );
@@ -397,7 +398,7 @@ fn milliseconds(field: &str, text: &[u8]) -> Result<u64, RequestError> {
 
 /// Parses a time to live in milliseconds.
 pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
-    let millis = milliseconds("ttl", text)?;
+    let millis = milliseconds("ttl", text, &(1..=MAX_COUNT))?;
     if millis == 0 {
         return Err(RequestError::new("ttl", "must be at least 1 millisecond"));
     }
@@ -406,7 +407,8 @@ pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
 
 /// Parses the longest time, in milliseconds, that a request may wait for a concurrency slot.
 fn longest_wait(text: &[u8]) -> Result<Span, RequestError> {
-    let (millis, max) = (milliseconds("wait", text)?, MAX_SLOT_WAIT.as_millis_ceil());
+    let max = MAX_SLOT_WAIT.as_millis_ceil();
+    let millis = milliseconds("wait", text, &(0..=max))?;
     if millis > max {
         let problem = format!("{millis} milliseconds exceed the maximum of {max}");
         return Err(RequestError::new("wait", problem));
