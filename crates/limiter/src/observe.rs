@@ -1,8 +1,8 @@
 //! Passes decisions to the observers.
 //!
-//! [`ServerLimiter::observe`] passes a verdict to the metrics, the denials, the events, the candidate
-//! rules and the recorder, so that a listener cannot omit one of them. Top talkers are counted with
-//! the decision, and [`ServerLimiter::audit`] audits the entries of a request.
+//! [`ServerLimiter::observe`] passes a verdict to the metrics, the denials, the events, the
+//! candidate rules and the recorder, so that a listener cannot omit one of them. Top talkers are
+//! counted with the decision, and [`ServerLimiter::audit`] audits the entries of a request.
 
 use tidegate::DecidedRequest;
 use tidegate_core::{

@@ -38,7 +38,7 @@ impl StoreError {
 
     /// Several charges must be made in one script call, but their keys are on two nodes.
     pub(crate) fn hash_slot_migrating() -> Self {
-        let problem = "the slot of the keys is moving to another node";
+        let problem = "the hash slot of the keys is moving to another node";
         Self::NotExecuted(problem.to_owned())
     }
 

@@ -89,7 +89,7 @@ fn denials_are_listed_as_a_table() {
             &["--rule", "logn"][..],
             "there is no rule \"logn\"; did you mean \"login\"?",
         ),
-        (&["-n", "0"], "n: must be a number from 1 to 1000, got `0`"),
+        (&["-n", "0"], "-n: must be a number from 1 to 1000, got `0`"),
         (&["--since", "soon"], "--since: "),
         (
             &["--rule", "login", "--key", "a", "--key", "b"],

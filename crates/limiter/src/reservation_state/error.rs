@@ -48,7 +48,7 @@ pub enum NotOutstanding {
     Unknown,
     /// The reservation is not known to this server, and the token's time to live has passed. The
     /// server forgets a reservation when it is settled, and when it expires.
-    Ended,
+    ExpiredOrSettled,
     /// The reservation has expired.
     Expired,
     /// The reservation was already settled.
@@ -63,7 +63,7 @@ impl NotOutstanding {
             Self::Unknown => {
                 "was already settled, or was made by another server or before a restart of this server"
             }
-            Self::Ended => "has expired, or was already settled",
+            Self::ExpiredOrSettled => "has expired, or was already settled",
             Self::Expired => "has expired",
             Self::Settled => {
                 "was already settled; only a settlement at the same cost can be repeated"
@@ -78,10 +78,10 @@ impl NotOutstanding {
 
 impl ReservationError {
     /// Returns the same error, or a more precise one if the token was valid until `expires`.
-    pub(crate) fn of_token(self, expires: Timestamp, now: Timestamp) -> Self {
+    pub(crate) fn narrowed_by_expiry(self, expires: Timestamp, now: Timestamp) -> Self {
         match self {
             Self::NotOutstanding(NotOutstanding::Unknown) if expires <= now => {
-                NotOutstanding::Ended.into()
+                NotOutstanding::ExpiredOrSettled.into()
             }
             error => error,
         }

@@ -28,7 +28,7 @@ impl Rejections {
         let counter = match error {
             ReservationError::Invalid => &self.invalid,
             ReservationError::NotOutstanding(why) => match why {
-                NotOutstanding::Unknown | NotOutstanding::Ended => &self.unknown,
+                NotOutstanding::Unknown | NotOutstanding::ExpiredOrSettled => &self.unknown,
                 NotOutstanding::Expired => &self.expired,
                 NotOutstanding::Settled => &self.settled,
                 NotOutstanding::SlotLost => &self.slot_lost,

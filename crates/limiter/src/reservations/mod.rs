@@ -194,7 +194,8 @@ impl ServerLimiter {
             }
             TokenCharges::OnServer => {
                 let outstanding = self.reservations.take(&id);
-                let outstanding = outstanding.map_err(|error| error.of_token(expires, now))?;
+                let outstanding =
+                    outstanding.map_err(|error| error.narrowed_by_expiry(expires, now))?;
                 if outstanding.expires <= now {
                     self.expire_locally(outstanding, now);
                     return Err(NotOutstanding::Expired.into());
@@ -251,7 +252,7 @@ impl ServerLimiter {
             TokenCharges::None => (ttl, TokenCharges::None),
             TokenCharges::OnServer => {
                 let renewed = self.renew_locally(&id, now, ttl);
-                let ttl = renewed.map_err(|error| error.of_token(expires, now))?;
+                let ttl = renewed.map_err(|error| error.narrowed_by_expiry(expires, now))?;
                 (ttl, TokenCharges::OnServer)
             }
             TokenCharges::InRedis(shared) => {

@@ -650,7 +650,7 @@ fn a_wrong_end_is_rejected() {
             KEY,
             r#"{"limits": "2x", "until": "9999-01-01T00:00:00Z"}"#,
             "until: is more than ten years from now; give a date up to 2033-11-14T10:13:00Z, or, for no \
-             end, set `for` to forever",
+             end, use `for` with the value forever instead of `until`",
         ),
         (
             KEY,

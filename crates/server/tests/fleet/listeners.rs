@@ -181,7 +181,7 @@ fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
     );
     // The state of keys and blocks is in Redis, but the server still knows how it decides a request.
     let advice = "; meanwhile, `tidegate explain` (/v1/explain) shows how this server decides a request, and \
-                  `tidegate status` (/readyz) shows the state of Redis";
+                  `tidegate status` (/v1/status) shows the state of Redis";
     for path in [
         "/v1/keys/local/u",
         "/v1/keys/local",

@@ -237,7 +237,8 @@ fn an_early_response_ends_the_request_body() {
     drop(client);
 }
 
-/// The proxy gives up sending the request, waits for a response, and closes the connection.
+/// The proxy forwards a response that arrives after it has given up sending the request, and closes
+/// the connection.
 #[test]
 fn an_upstream_that_stops_reading_can_still_respond() {
     const LENGTH: usize = 64 << 20;

@@ -39,9 +39,15 @@ fn defines(path: &Path, name: &str) -> bool {
         vec![path.to_owned()]
     };
     let definition = format!("fn {name}(");
+    let is_test = |source: String| {
+        let before = source.split_once(&definition).map(|(before, _)| before);
+        // The attributes are between the function and the empty line before it.
+        let attributes = before.and_then(|before| before.rsplit("\n\n").next());
+        attributes.is_some_and(|lines| lines.contains("#[test]") || lines.contains("#[tokio::test"))
+    };
     files
         .iter()
-        .any(|file| fs::read_to_string(file).is_ok_and(|source| source.contains(&definition)))
+        .any(|file| fs::read_to_string(file).is_ok_and(is_test))
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl RequestedEnd {
             // `date` rounds up, but the whole second must be within the maximum.
             let last = now.after(MAX_PERIOD).as_micros() / 1_000_000 * 1_000_000;
             let problem = format!(
-                "is more than ten years from now; give a date up to {}, or, for no end, set `for` to forever",
+                "is more than ten years from now; give a date up to {}, or, for no end, use `for` with the value forever instead of `until`",
                 date(Timestamp::from_micros(last))
             );
             return Err(Problem::bad("until", problem));

@@ -441,7 +441,7 @@ fn store_problem(error: StoreError) -> Problem {
 fn read_problem(error: StoreError) -> Problem {
     let detail = format!(
         "{error}; meanwhile, `tidegate explain` (/v1/explain) shows how this server decides a request, and \
-         `tidegate status` (/readyz) shows the state of Redis"
+         `tidegate status` (/v1/status) shows the state of Redis"
     );
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
 }
