@@ -2,7 +2,7 @@
 
 use super::{
     Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Window,
-    spec::fields_of,
+    spec::{fields_of, most_buckets},
     text::{self, LimitText, Size, expected, parse_count, slot_count},
 };
 use crate::error::LimitError;
@@ -54,8 +54,9 @@ impl Limit {
                 let spec = LimitSpec::parse_shorthand(text, Some(name))?;
                 match *counting {
                     Counting::Weighted => spec,
+                    // The sub-windows of `like` may not divide another window.
                     Counting::Buckets { buckets, strict } => LimitSpec {
-                        buckets: Some(buckets),
+                        buckets: spec.window.map(|window| most_buckets(window, buckets)),
                         strict: Some(strict),
                         ..spec
                     },
@@ -289,6 +290,11 @@ mod tests {
                 let parsed = Limit::parse_like(limit.policy(), &limit);
                 assert_eq!(parsed, Ok(limit));
             }
+        }
+        let like = |count| Limit::shorthand(AlgorithmName::SlidingWindowCounter, count).unwrap();
+        for text in ["10/s", "7/s", "5/7ms", "2000/min"] {
+            let parsed = Limit::parse_like(text, &like("100000/min")).unwrap();
+            assert_eq!(parsed, like(text), "{text}");
         }
         for (text, like) in [
             ("20/min", "slots"),

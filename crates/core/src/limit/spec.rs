@@ -335,7 +335,7 @@ impl LimitSpec {
         }
         Self {
             algorithm: Some(AlgorithmName::SlidingWindowCounter),
-            buckets: Some(default_buckets(window)),
+            buckets: Some(most_buckets(window, Self::DEFAULT_BUCKETS)),
             strict: Some(true),
             ..spec
         }
@@ -676,12 +676,11 @@ fn sized_algorithm(
 const WAITS_FOR_SLOT: &str =
     "applies only to `algorithm: concurrency`, whose requests can wait for a slot";
 
-/// Returns the number of sub-windows for the short notation. The result is the largest number up to
-/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows with an integer number of
-/// microseconds. If `window` is a whole number of milliseconds, the result is at least 50.
-fn default_buckets(window: Span) -> u32 {
+/// Returns the largest number of sub-windows up to `most` that divides `window` into sub-windows
+/// with an integer number of microseconds. With [`LimitSpec::DEFAULT_BUCKETS`], the result is at
+/// least 50 if `window` is a whole number of milliseconds.
+pub(super) fn most_buckets(window: Span, most: u32) -> u32 {
     let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
-    let most = LimitSpec::DEFAULT_BUCKETS;
     (1..=most).rev().find(divides).unwrap_or(1)
 }
 
