@@ -18,10 +18,15 @@ rules:
 /// Starts a server. The active rules admit two requests an hour, and the candidate rules would
 /// admit one request an hour.
 fn start() -> Server {
+    start_until("2100-01-01")
+}
+
+/// Works like [`start`], with another end of the comparison.
+fn start_until(until: &str) -> Server {
     let scratch = Scratch::new();
     let candidate = scratch.write("candidate.yaml", CANDIDATE);
     let rules = format!(
-        "{EVERY_LISTENER}candidate: {{rules: {}, until: 2100-01-01}}
+        "{EVERY_LISTENER}candidate: {{rules: {}, until: {until}}}
 rules:
   - {{name: api, when: {{path: /api/**}}, key: [customer], limits: [2/h], algorithm: fixed_window}}
 ",
@@ -42,6 +47,17 @@ fn printed(output: &Output) -> String {
 
 fn report(server: &Server) -> Value {
     serde_json::from_str(&printed(&server.operate(&["candidate", "--json"]))).unwrap()
+}
+
+/// The log says so before the first request.
+#[test]
+fn a_candidate_whose_time_has_passed_is_logged_at_the_start() {
+    let server = start_until("2020-01-01");
+    let log = server.log_text();
+    assert!(
+        log.contains("the candidate rules are not evaluated, because the time in `candidate.until` has passed"),
+        "{log}"
+    );
 }
 
 #[test]

@@ -228,7 +228,7 @@ impl Candidate {
             ..CandidateRuleCounts::default()
         };
         let names = rules.iter().map(|rule| Box::from(rule.name()));
-        Self {
+        let candidate = Self {
             file,
             until,
             began: now,
@@ -243,7 +243,10 @@ impl Candidate {
             rejected: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             changes: Mutex::default(),
-        }
+        };
+        // If the time is already over, the log says so immediately.
+        candidate.has_ended(now);
+        candidate
     }
 
     /// Returns the file with the candidate rules.
@@ -300,7 +303,7 @@ impl Candidate {
         if has_ended && !self.has_ended.swap(true, Ordering::Relaxed) {
             tracing::info!(
                 file = %self.file.display(),
-                "stopped evaluating the candidate rules, because the time in `candidate.until` has passed"
+                "the candidate rules are not evaluated, because the time in `candidate.until` has passed"
             );
         }
         has_ended
