@@ -761,10 +761,16 @@ fn naming_option(field: &str, detail: &str) -> String {
     let problem = detail
         .strip_prefix(field)
         .and_then(|rest| rest.strip_prefix(": "));
-    match option.zip(problem) {
-        Some(((_, option), problem)) => format!("{option}: {problem}"),
-        None => detail.to_owned(),
-    }
+    let Some(((_, option), problem)) = option.zip(problem) else {
+        return detail.to_owned();
+    };
+    // The advice may name other fields.
+    let named = OPTIONS
+        .iter()
+        .fold(problem.to_owned(), |text, (field, option)| {
+            text.replace(&format!("`{field}`"), &format!("`{option}`"))
+        });
+    format!("{option}: {named}")
 }
 
 fn not_admin(address: &AdminAddress) -> String {
@@ -783,6 +789,11 @@ mod tests {
         for (field, detail, expected) in [
             ("until", "until: is in the past", "--until: is in the past"),
             ("n", "n: must be a number", "-n: must be a number"),
+            (
+                "until",
+                "until: is too late; for no end, use `for` instead of `until`",
+                "--until: is too late; for no end, use `--for` instead of `--until`",
+            ),
             ("limits", "limits: is missing", "--limit: is missing"),
             ("key", "key: is too long", "key: is too long"),
             (

@@ -166,7 +166,7 @@ fn years_advice(text: &str) -> Option<String> {
     Some(match years {
         0 => return None,
         1..=10 => format!("; write {}d", years * 365),
-        _ => format!("; the maximum is {MAX_PERIOD} (10 years)"),
+        _ => format!("; a year is not a unit, and the maximum is {MAX_PERIOD} (10 years)"),
     })
 }
 
@@ -241,7 +241,10 @@ mod tests {
         for (text, advice) in [
             ("1y", "; write 365d"),
             ("10 years", "; write 3650d"),
-            ("11y", "; the maximum is 87660h (10 years)"),
+            (
+                "11y",
+                "; a year is not a unit, and the maximum is 87660h (10 years)",
+            ),
             ("0y", ""),
             ("y", ""),
             ("1 fortnight", ""),

@@ -662,7 +662,7 @@ fn a_wrong_end_is_rejected() {
             KEY,
             r#"{"limits": "2x", "for": "11y"}"#,
             "for: expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"11y\"; \
-             the maximum is 87660h (10 years); for no end, write forever",
+             a year is not a unit, and the maximum is 87660h (10 years); for no end, write forever",
         ),
         (
             KEY,
