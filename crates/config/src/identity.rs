@@ -23,8 +23,8 @@ pub struct Identity {
     /// `entries`: the derived entries. Each derived entry has a name, and is derived from a part of
     /// another entry.
     pub derived: Vec<(Box<str>, DerivedEntry)>,
-    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. The code that starts the
-    /// server opens the `geoip` databases and sets this field.
+    /// The GeoIP lookup. [`Config::parse`](crate::Config::parse) leaves this field `None`. The code
+    /// that starts the server opens the `geoip` databases and sets this field.
     pub geoip: Option<Arc<dyn GeoIpSource>>,
 }
 

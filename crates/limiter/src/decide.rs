@@ -52,7 +52,7 @@ impl ServerLimiter {
     }
 
     /// Prefetches the overrides of requests that are about to be decided in sequence; see
-    /// [`RuleSet::prefetch_overrides`].
+    /// [`RuleSet::prefetch_overrides`](tidegate_core::RuleSet::prefetch_overrides).
     pub fn prefetch_overrides<'p>(&self, pairs: impl IntoIterator<Item = (&'p [u8], &'p [u8])>) {
         self.rules.load().prefetch_overrides(pairs);
     }

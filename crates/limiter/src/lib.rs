@@ -4,6 +4,8 @@
 //! the decision needs no call to Redis, which is always the case with the memory store. A caller
 //! that is not async uses a ready result immediately, and passes a pending result to a task.
 //!
+//! [`MaybeReady`]: tidegate_core::MaybeReady
+//!
 //! The modules form layers. A module imports from the layers below it, and from other modules of
 //! its layer, but never in a cycle:
 //!

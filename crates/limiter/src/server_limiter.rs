@@ -217,7 +217,8 @@ impl ServerLimiter {
     }
 
     /// Returns the memory store of the process. With Redis, the memory store is the fallback while
-    /// Redis is unreachable. To decide a request, use the limiter itself as a [`Store`].
+    /// Redis is unreachable. To decide a request, use the limiter itself as a
+    /// [`Store`](tidegate_core::Store).
     #[must_use]
     pub fn local_store(&self) -> &MemoryStore {
         match &self.backend {
