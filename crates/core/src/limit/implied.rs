@@ -9,9 +9,9 @@ impl Limit {
     /// `20/min`, and `10/s` implies `1000/min`.
     ///
     /// The result is true only if it is certain, so it can be false for a redundant limit. It is
-    /// about limits that do not change. An elastic limit, a plan and an override change limits, and so
-    /// does a Redis outage, in which each server enforces its share. The units that were admitted
-    /// under other limits can make `other` deny a request.
+    /// about limits that do not change. An elastic limit, a plan and an override change limits, and
+    /// so does a Redis outage, in which each server enforces its share. The units that were
+    /// admitted under other limits can make `other` deny a request.
     ///
     /// # Examples
     ///
@@ -38,8 +38,8 @@ impl Limit {
             return false;
         }
         let (most, quota) = (u128::from(self.hard_quota()), u128::from(other.quota()));
-        // Buckets and GCRA need the same rate: with a faster rate, instants are rounded differently,
-        // so even a larger limit can deny a request a microsecond too early.
+        // Buckets and GCRA need the same rate: with a faster rate, instants are rounded
+        // differently, so even a larger limit can deny a request a microsecond too early.
         let has_same_rate = bucket_rate(&self.algorithm) == bucket_rate(&other.algorithm);
         let times = match (&self.algorithm, &other.algorithm) {
             _ if has_same_rate && self.shares_state_with(other) => 1,

@@ -5,7 +5,7 @@ use super::{
     spec::{fields_of, most_buckets},
     text::{self, LimitText, Size, expected, parse_count, slot_count},
 };
-use crate::error::LimitError;
+use crate::{error::LimitError, shown::shown};
 
 impl Limit {
     /// Parses a limit in short notation, with the algorithm and the options of `like`: `20/min`,
@@ -136,6 +136,7 @@ fn in_window(text: &str, window: &Window) -> Result<LimitSpec, LimitError> {
             let count = text.strip_suffix(&format!("/{calendar}"));
             let count = count.or_else(|| text.strip_suffix(&format!("/{unit}")));
             let count = count.ok_or_else(|| {
+                let text = shown(text);
                 let problem = format!("expected a limit such as 100/{unit}, got \"{text}\"");
                 LimitError::new("limit", problem)
             })?;
@@ -153,6 +154,7 @@ fn in_window(text: &str, window: &Window) -> Result<LimitSpec, LimitError> {
 fn parse_slots(text: &str) -> Result<u64, LimitError> {
     let count = text.strip_suffix("at once").unwrap_or(text).trim_end();
     parse_count("limit", count).map_err(|_| {
+        let text = shown(text);
         let problem = format!("expected a number of slots such as 40 at once, got \"{text}\"");
         LimitError::new("limit", problem)
     })

@@ -131,6 +131,7 @@ fn without_slash(text: &str) -> NotationError {
 }
 
 fn units_advice(count: &str, number: &str) -> String {
+    let (count, number) = (shown(count), shown(number));
     format!("write {count}/{number}s, {count}/{number}min or {count}/{number}h")
 }
 

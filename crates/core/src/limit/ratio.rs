@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::{Algorithm, Limit, Rate, RefillMode, bounds};
-use crate::{error::LimitError, time::Span};
+use crate::{error::LimitError, shown::shown, time::Span};
 
 /// A reduced fraction above 0, used to scale a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -213,7 +213,7 @@ impl FromStr for Factor {
             let problem = format!(
                 "expected a factor from 0.001x to 1000x with at most three decimal places, such as 2x or \
                  0.5x, got \"{}\"{}",
-                text.escape_debug(),
+                shown(text),
                 meant.unwrap_or_default()
             );
             LimitError::new("factor", problem)

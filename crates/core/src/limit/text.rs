@@ -1,7 +1,7 @@
 //! Parses limits in short notation, such as `20/min` or `100/s burst 20`.
 
 use super::{Rate, rate};
-use crate::error::LimitError;
+use crate::{error::LimitError, shown::shown};
 
 /// A limit in short notation: a rate, and an optional burst or capacity.
 pub(super) struct LimitText {
@@ -58,6 +58,7 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
 }
 
 pub(super) fn expected(text: &str) -> String {
+    let text = shown(text);
     format!("expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"{text}\"")
 }
 
@@ -81,6 +82,7 @@ pub(super) fn slot_count(text: &str) -> Option<&str> {
 }
 
 fn expected_concurrency(text: &str, count: &str) -> LimitError {
+    let (text, count) = (shown(text), shown(count));
     let problem = format!(
         "expected a rate such as 20/min or 5/10s, got \"{text}\"; to limit concurrent requests, set \
          `algorithm` to concurrency and `limit` to {count}"
@@ -93,7 +95,10 @@ pub(super) fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitE
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| is_number);
     number.ok_or_else(|| {
-        let problem = format!("expected an integer after `{field}`, got \"{text}\"");
+        let problem = format!(
+            "expected an integer after `{field}`, got \"{}\"",
+            shown(text)
+        );
         LimitError::new(field, problem)
     })
 }

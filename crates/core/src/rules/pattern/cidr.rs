@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::rules::RuleError;
+use crate::{rules::RuleError, shown::shown};
 
 /// A set of IPv4 and IPv6 networks. The networks are disjoint and sorted, so that a lookup is a
 /// binary search.
@@ -53,6 +53,7 @@ pub(in crate::rules) fn address(value: &str) -> Option<IpAddr> {
 
 fn parse(text: &str) -> Result<IpNet, RuleError> {
     let expected = || {
+        let text = shown(text);
         let problem =
             format!("expected a network such as 10.0.0.0/8 or 2001:db8::/32, got \"{text}\"");
         RuleError::new("cidr", problem)

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::{Pattern, PatternKind};
-use crate::rules::RuleError;
+use crate::{rules::RuleError, shown::shown};
 
 /// A path or glob that ignores letter case, trailing slashes, path parameters (`;name=value`) and
 /// trailing encoded white space.
@@ -20,6 +20,7 @@ pub(in crate::rules) struct Route {
 impl Route {
     pub(in crate::rules) fn new(text: &str) -> Result<Self, RuleError> {
         if !text.starts_with('/') {
+            let text = shown(text);
             let problem = format!("a route is a path and must begin with a slash, got \"{text}\"");
             return Err(RuleError::new("route", problem));
         }
