@@ -72,6 +72,11 @@ pub(crate) fn with_advice(mut error: Error) -> Error {
 }
 
 fn advice(arguments: &[&str]) -> &'static str {
+    if let [one, other] = arguments
+        && one == other
+    {
+        return "give this argument only once";
+    }
     let has = |known: &str| {
         let mut arguments = arguments.iter();
         arguments.any(|argument| match known {
@@ -154,6 +159,10 @@ mod tests {
             (
                 "reset login --throttle x",
                 "give either a rule and the values of its key, or --throttle",
+            ),
+            (
+                "serve --config x --config y",
+                "give this argument only once",
             ),
             (
                 "serve --config x --from-envoy-env",
