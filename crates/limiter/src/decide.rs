@@ -66,14 +66,7 @@ impl ServerLimiter {
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
         if let Backend::Memory(store) = &self.backend {
-            let DecisionRequest {
-                charges,
-                now,
-                effect,
-                ..
-            } = request;
-            let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
-            return MaybeReady::Ready(decided);
+            return MaybeReady::Ready(self.decide_request_in_memory(store, request, outcomes));
         }
         let mut charges = request.charges.to_vec();
         let store_request = request.in_store(&mut charges, CacheSearch::Due);
@@ -108,13 +101,7 @@ impl ServerLimiter {
     ) -> Result<StoreDecision, StoreError> {
         let redis_store = match &self.backend {
             Backend::Memory(store) => {
-                let DecisionRequest {
-                    charges,
-                    now,
-                    effect,
-                    ..
-                } = request;
-                return Ok(self.decide_in_memory(store, charges, now, effect, outcomes));
+                return Ok(self.decide_request_in_memory(store, request, outcomes));
             }
             Backend::Redis(redis_store) => redis_store,
         };
@@ -141,6 +128,16 @@ impl ServerLimiter {
         let began = self.sample_start();
         let decided = decided.into_future().instrument(trace::redis_span()).await;
         (decided, self.latency_since(began))
+    }
+
+    fn decide_request_in_memory(
+        &self,
+        store: &MemoryStore,
+        request: DecisionRequest<'_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> StoreDecision {
+        let (now, effect) = (request.now, request.effect);
+        self.decide_in_memory(store, request.charges, now, effect, outcomes)
     }
 
     /// Decides with the memory store, and counts the decision for the lists of top talkers.

@@ -1,4 +1,4 @@
-//! The observers of decisions: the parts of the limiter that must see each decision.
+//! The observers: the parts of the limiter that record decisions.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     metrics::Metrics, top::TopTalkers,
 };
 
-/// Everything that must see each decision.
+/// The metrics, the lists and the other parts that record decisions.
 #[derive(Debug)]
 pub(crate) struct Observers {
     pub(crate) metrics: Metrics,

@@ -45,8 +45,8 @@ pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&first.to_ascii_lowercase()).ok()
 }
 
-/// Returns the protocol to which a 101 response switches. Returns `None` if the response is invalid,
-/// for example because it names another protocol than `offered` (RFC 9110, section 7.8).
+/// Returns the protocol to which a 101 response switches. Returns `None` if the response is
+/// invalid, for example because it names another protocol than `offered` (RFC 9110, section 7.8).
 pub(crate) fn switched_protocol(headers: &HeaderMap, offered: &HeaderValue) -> Option<HeaderValue> {
     let protocol = lookup::first(headers, &UPGRADE)?;
     let lines = headers.get_all(UPGRADE).iter();

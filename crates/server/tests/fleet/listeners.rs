@@ -179,7 +179,7 @@ fn the_admin_listener_shows_keys_and_readiness_of_the_whole_fleet() {
             .ends_with("nothing was done"),
         "{problem}"
     );
-    // The state of keys and blocks is in Redis, but the server still knows how it decides a request.
+    // Keys and blocks are in Redis, but the server still knows how it decides a request.
     let advice = "; meanwhile, `tidegate explain` (/v1/explain) shows how this server decides a request, and \
                   `tidegate status` (/v1/status) shows the state of Redis";
     for path in [

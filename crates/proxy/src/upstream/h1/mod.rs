@@ -463,20 +463,19 @@ mod tests {
         Config::parse(text).unwrap().proxy.unwrap()
     }
 
-    /// The socket of an upstream that accepts `room` bytes of a request, and then stops reading.
-    /// The upstream has already sent `response`.
-    struct StalledSocket {
+    /// A socket whose writes fail after `room` bytes. The upstream has already sent `response`.
+    struct WriteErrorSocket {
         room: usize,
         response: &'static [u8],
     }
 
-    impl Socket for StalledSocket {
+    impl Socket for WriteErrorSocket {
         fn is_quiet(&self) -> bool {
             self.response.is_empty()
         }
     }
 
-    impl AsyncRead for StalledSocket {
+    impl AsyncRead for WriteErrorSocket {
         fn poll_read(
             mut self: Pin<&mut Self>,
             cx: &mut Context<'_>,
@@ -486,7 +485,7 @@ mod tests {
         }
     }
 
-    impl AsyncWrite for StalledSocket {
+    impl AsyncWrite for WriteErrorSocket {
         fn poll_write(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -513,7 +512,7 @@ mod tests {
     async fn a_response_is_read_after_a_write_error() {
         let response = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
         for room in [0, 1, 100] {
-            let socket = StalledSocket { room, response };
+            let socket = WriteErrorSocket { room, response };
             let mut connection = Http1Connection::new(socket, &settings());
             let mut request = Request::new(Upload::empty());
             *request.method_mut() = Method::POST;
